@@ -1,0 +1,128 @@
+"""Entry point of the `carpus` command: finds the subcommand, imports its room only then, and turns errors into exit codes.
+
+Exit codes: 0 done, 1 the work failed (parity not met, nothing detected to be right), 2 wrong usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+from carpus.runtime.errors import CarpusError
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One subcommand: where its configuration class lives and what it needs.
+
+    Attributes:
+        module: import path of the module that holds the class.
+        name: name of a dataclass with a `run() -> int` method; its fields are the command's options.
+        summary: one line for the overview.
+        extra: the optional-dependency group that provides what the module imports; empty for the base install.
+    """
+
+    module: str
+    name: str
+    summary: str
+    extra: str = ""
+
+
+COMMANDS: dict[str, Command] = {
+    "detect": Command("carpus.cli.detect", "Detect", "run a bundle on images, folders or videos"),
+    "bench": Command("carpus.cli.bench", "Bench", "latency of preprocess, inference and postprocess, apart"),
+    "verify": Command("carpus.cli.verify", "Verify", "run every backend against the bundle's stored reference"),
+    "export": Command("carpus.cli.export", "Export", "checkpoint -> verified bundle (ONNX, OpenVINO)", "export"),
+    "evaluate": Command("carpus.cli.evaluate", "Evaluate", "COCO AP of a bundle on a dataset", "train"),
+    "train": Command("carpus.cli.train", "Train", "train or fine-tune a detector on COCO data", "train"),
+    "models": Command("carpus.cli.models", "Models", "parameters and GFLOPs of every variant, beside the paper's", "train"),
+    "sim dataset": Command("carpus.cli.sim", "SimDataset", "render a labelled tabletop dataset", "sim"),
+    "sim preview": Command("carpus.cli.sim", "SimPreview", "contact sheet of rendered scenes with their boxes", "sim"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: arguments without the program name; None takes them from the process.
+
+    Returns:
+        The exit code (see the module's docstring).
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write(_overview())
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        sys.stdout.write(f"carpus {version('carpus')}\n")
+        return 0
+    name, rest = _split(args)
+    if name is None:
+        sys.stderr.write(f"carpus: {_unknown(args)}\n")
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    command = COMMANDS[name]
+    try:
+        return _run(name, command, rest)
+    except CarpusError as error:
+        sys.stderr.write(f"carpus {name}: {error}\n")
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (`carpus ... | head`); nothing is wrong on this side.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\ncarpus {name}: interrupted; finished work is kept, the same command goes on from it\n")
+        return 130
+
+
+def _run(name: str, command: Command, rest: list[str]) -> int:
+    import tyro
+
+    try:
+        config_class = getattr(importlib.import_module(command.module), command.name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing == "carpus" or not command.extra:
+            raise
+        sys.stderr.write(
+            f"carpus {name}: needs the Python package {missing!r}, which is not installed; "
+            f"install it with: pip install 'carpus[{command.extra}]'\n"
+        )
+        return 2
+    config = tyro.cli(config_class, prog=f"carpus {name}", args=rest, description=config_class.__doc__)
+    return int(config.run())
+
+
+def _split(args: list[str]) -> tuple[str | None, list[str]]:
+    for words in (2, 1):
+        name = " ".join(args[:words])
+        if name in COMMANDS:
+            return name, args[words:]
+    return None, args
+
+
+def _unknown(args: list[str]) -> str:
+    group = [name for name in COMMANDS if name.startswith(args[0] + " ")]
+    if group:
+        return f"'{args[0]}' needs one of: {', '.join(name.split(' ', 1)[1] for name in group)}"
+    return f"no command '{args[0]}'; the commands are: {', '.join(COMMANDS)}"
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["usage: carpus COMMAND [OPTIONS]   (carpus COMMAND --help lists the options)", ""]
+    lines += [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
