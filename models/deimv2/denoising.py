@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from carpus.models.losses.boxes import box_cxcywh_to_xyxy, box_xyxy_to_cxcywh, inverse_sigmoid
+from carpus.models.losses.boxes import box_cxcywh_to_xyxy, box_xyxy_to_cxcywh, exact_inverse_sigmoid
 from carpus.runtime.errors import DataError
 
 __all__ = ["Denoising", "DenoisingDraws", "attention_mask", "make_denoising"]
@@ -153,7 +153,7 @@ def make_denoising(
     positive_idx = [(starts + torch.arange(count, device=device)[None, :]).flatten() for count in counts]
     return Denoising(
         class_ids=class_ids,
-        bbox_unact=inverse_sigmoid(noised),
+        bbox_unact=exact_inverse_sigmoid(noised),
         attn_mask=attention_mask(num_groups, group_size, num_queries, device),
         positive_idx=positive_idx,
         num_groups=num_groups,

@@ -9,7 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["box_cxcywh_to_xyxy", "box_xyxy_to_cxcywh", "generalized_iou", "inverse_sigmoid", "iou_and_giou", "paired_iou"]
+__all__ = [
+    "box_cxcywh_to_xyxy",
+    "box_xyxy_to_cxcywh",
+    "exact_inverse_sigmoid",
+    "inverse_sigmoid",
+    "iou_and_giou",
+    "paired_iou",
+]
 
 _SMALLEST_AREA = 1e-12
 
@@ -30,6 +37,15 @@ def inverse_sigmoid(x: Tensor, eps: float = 1e-5) -> Tensor:
     """Logit of `x` clipped to [0, 1], with both sides of the ratio kept at least `eps`."""
     x = x.clip(min=0.0, max=1.0)
     return torch.log(x.clip(min=eps) / (1 - x).clip(min=eps))
+
+
+def exact_inverse_sigmoid(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """As `inverse_sigmoid`, with the logarithm rounded correctly: the same bits on every machine (no gradient needed).
+
+    The float32 logarithm of torch differs by one unit in the last place between processors.
+    """
+    x = x.clip(min=0.0, max=1.0)
+    return torch.log((x.clip(min=eps) / (1 - x).clip(min=eps)).to(torch.float64)).to(x.dtype)
 
 
 def iou_and_giou(a_xyxy: Tensor, b_xyxy: Tensor) -> tuple[Tensor, Tensor]:
