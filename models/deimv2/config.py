@@ -1,0 +1,221 @@
+"""Sizes of the DEIMv2 variants, as data.
+
+A variant is an entry of ``VARIANTS``, not a subclass. Figures follow "Real-Time Object Detection Meets DINOv3"
+(DEIMv2, arXiv:2509.20787) and its published configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from carpus.runtime.errors import DataError
+
+__all__ = ["VARIANTS", "BackboneConfig", "DEIMv2Config", "DecoderConfig", "EncoderConfig", "StageConfig", "get_config"]
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One HGNetv2 stage.
+
+    Attributes:
+        in_channels: channels that enter the stage.
+        mid_channels: channels of each inner layer.
+        out_channels: channels that leave every block.
+        num_blocks: HG blocks in the stage; all but the first carry an identity path.
+        downsample: halve the resolution first with a depthwise 3x3 convolution.
+        light: inner layers are 1x1 + depthwise kxk instead of one kxk convolution.
+        kernel_size: k of the inner layers.
+        num_layers: inner layers per block.
+    """
+
+    in_channels: int
+    mid_channels: int
+    out_channels: int
+    num_blocks: int
+    downsample: bool
+    light: bool
+    kernel_size: int
+    num_layers: int = 3
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """HGNetv2: stem (stride 4), then stages at strides 4, 8, 16, 32.
+
+    Attributes:
+        name: published name of the size.
+        stem_channels: (input, middle, output) channels of the stem.
+        stages: the stages in order.
+        return_stages: indices of the stages whose maps are returned, fine to coarse.
+    """
+
+    name: str
+    stages: tuple[StageConfig, ...]
+    return_stages: tuple[int, ...]
+    stem_channels: tuple[int, int, int] = (3, 16, 16)
+
+    @property
+    def out_channels(self) -> tuple[int, ...]:
+        """Channels of the returned maps."""
+        return tuple(self.stages[i].out_channels for i in self.return_stages)
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Feature pyramid between backbone and decoder.
+
+    Attributes:
+        kind: "lite" makes two levels of one map; "hybrid" fuses as many levels as it gets, with one transformer
+            layer on the coarsest.
+        expansion: width of the fuse blocks relative to half the hidden width.
+        num_bottlenecks: re-parameterisable 3x3 blocks in each of a fuse block's two branches.
+        feedforward_dim: inner width of the transformer layer (hybrid only).
+        num_heads: attention heads of the transformer layer (hybrid only).
+    """
+
+    kind: Literal["lite", "hybrid"]
+    expansion: float = 0.34
+    num_bottlenecks: int = 2
+    feedforward_dim: int = 0
+    num_heads: int = 8
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Transformer decoder with distribution refinement.
+
+    Attributes:
+        num_queries: object queries taken from the encoder's best positions.
+        num_points: sampling points per level, fine to coarse.
+        ffn_dim: hidden width of the SwiGLU feed-forward.
+        gateway: gated fusion of self- and cross-attention instead of a plain residual.
+        share_bbox_head: one box head for all layers.
+        num_layers: decoder layers.
+        num_heads: attention heads.
+        reg_max: bins of an edge's distribution minus one.
+        reg_scale: scale of the distribution's table.
+        reg_up: bound of the distribution's table, relative to ``reg_scale``.
+        num_denoising: denoising queries in training (positives and negatives of all groups: about twice that).
+    """
+
+    num_queries: int
+    num_points: tuple[int, ...]
+    ffn_dim: int
+    gateway: bool
+    share_bbox_head: bool
+    num_layers: int = 3
+    num_heads: int = 8
+    reg_max: int = 32
+    reg_scale: int = 4
+    reg_up: float = 0.5
+    num_denoising: int = 100
+
+
+@dataclass(frozen=True)
+class DEIMv2Config:
+    """Everything that fixes a DEIMv2 network.
+
+    Attributes:
+        variant: name in ``VARIANTS``.
+        input_size: (height, width) [px] of the input; multiples of 32.
+        hidden_dim: width of encoder and decoder.
+        backbone: backbone sizes.
+        encoder: encoder sizes.
+        decoder: decoder sizes.
+        num_classes: object classes.
+    """
+
+    variant: str
+    input_size: tuple[int, int]
+    hidden_dim: int
+    backbone: BackboneConfig
+    encoder: EncoderConfig
+    decoder: DecoderConfig
+    num_classes: int = 80
+
+    def __post_init__(self) -> None:
+        if self.num_classes < 1:
+            raise DataError(f"DEIMv2Config.num_classes must be at least 1, got {self.num_classes}")
+        if any(side < 32 or side % 32 for side in self.input_size):
+            raise DataError(
+                f"DEIMv2Config.input_size must be (height, width), multiples of 32 px, got {self.input_size}"
+            )
+
+    @property
+    def feature_strides(self) -> tuple[int, ...]:
+        """Strides [px] of the decoder's levels, fine to coarse."""
+        levels = len(self.decoder.num_points)
+        return tuple(32 >> (levels - 1 - i) for i in range(levels))
+
+    def with_num_classes(self, num_classes: int) -> DEIMv2Config:
+        """The same network for another number of classes."""
+        return replace(self, num_classes=num_classes)
+
+    def with_input_size(self, height: int, width: int) -> DEIMv2Config:
+        """The same network for another input size [px]."""
+        return replace(self, input_size=(height, width))
+
+
+_STAGE1 = StageConfig(16, 16, 64, 1, False, False, 3)
+_STAGE2 = StageConfig(64, 32, 256, 1, True, False, 3)
+
+
+def _backbone(name: str, *stages: StageConfig) -> BackboneConfig:
+    """Stages 1 and 2 are the same in every size; stride 16 and coarser are returned."""
+    return BackboneConfig(name, (_STAGE1, _STAGE2, *stages), tuple(range(2, 2 + len(stages))))
+
+
+VARIANTS: Mapping[str, DEIMv2Config] = MappingProxyType(
+    {
+        "atto": DEIMv2Config(
+            variant="atto",
+            input_size=(320, 320),
+            hidden_dim=64,
+            backbone=_backbone("Atto", StageConfig(256, 64, 256, 1, True, True, 3)),
+            encoder=EncoderConfig("lite"),
+            decoder=DecoderConfig(100, (4, 2), ffn_dim=80, gateway=False, share_bbox_head=True),
+        ),
+        "femto": DEIMv2Config(
+            variant="femto",
+            input_size=(416, 416),
+            hidden_dim=96,
+            backbone=_backbone("Femto", StageConfig(256, 64, 512, 1, True, True, 5)),
+            encoder=EncoderConfig("lite"),
+            decoder=DecoderConfig(150, (4, 2), ffn_dim=128, gateway=False, share_bbox_head=True),
+        ),
+        "pico": DEIMv2Config(
+            variant="pico",
+            input_size=(640, 640),
+            hidden_dim=112,
+            backbone=_backbone("Pico", StageConfig(256, 64, 512, 2, True, True, 5)),
+            encoder=EncoderConfig("lite"),
+            decoder=DecoderConfig(200, (4, 2), ffn_dim=160, gateway=False, share_bbox_head=True),
+        ),
+        "n": DEIMv2Config(
+            variant="n",
+            input_size=(640, 640),
+            hidden_dim=128,
+            backbone=_backbone(
+                "B0", StageConfig(256, 64, 512, 2, True, True, 5), StageConfig(512, 128, 1024, 1, True, True, 5)
+            ),
+            encoder=EncoderConfig("hybrid", feedforward_dim=512),
+            decoder=DecoderConfig(300, (6, 6), ffn_dim=256, gateway=True, share_bbox_head=False),
+        ),
+    }
+)
+"""The HGNetv2 variants by name. ``input_size`` is the size each was published at."""
+
+
+def get_config(variant: str, num_classes: int | None = None) -> DEIMv2Config:
+    """Configuration of a variant by name.
+
+    Raises:
+        DataError: unknown variant; the message lists the known ones.
+    """
+    if variant not in VARIANTS:
+        raise DataError(f"unknown DEIMv2 variant {variant!r}; known variants: {', '.join(VARIANTS)}")
+    config = VARIANTS[variant]
+    return config if num_classes is None else config.with_num_classes(num_classes)

@@ -1,0 +1,167 @@
+"""HGNetv2 backbone in the sizes that DEIMv2 uses (PP-HGNetV2 with learnable affine blocks)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from carpus.models.deimv2.config import BackboneConfig, StageConfig
+from carpus.models.deimv2.layers import fused_conv
+
+__all__ = ["ConvBNAct", "HGBlock", "HGNetv2", "LearnableAffine"]
+
+
+class LearnableAffine(nn.Module):
+    """y = scale * x + bias with two scalars."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape."""
+        return self.scale * x + self.bias
+
+
+class ConvBNAct(nn.Module):
+    """Convolution, BatchNorm and, with ``act``, ReLU and a learnable affine.
+
+    Args:
+        in_channels: input channels.
+        out_channels: output channels.
+        kernel_size: kernel size k; padding is (k - 1) // 2, so none for k = 2.
+        stride: stride.
+        groups: convolution groups.
+        act: False stops after the norm.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        groups: int = 1,
+        *,
+        act: bool = True,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride, (kernel_size - 1) // 2, groups=groups, bias=False
+        )
+        self.bn: nn.Module = nn.BatchNorm2d(out_channels)
+        self.act = act
+        self.lab: nn.Module = LearnableAffine() if act else nn.Identity()
+        nn.init.kaiming_normal_(self.conv.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in, H, W) -> (B, out, H', W')."""
+        x = self.bn(self.conv(x))
+        return self.lab(F.relu(x)) if self.act else x
+
+    def fuse(self) -> None:
+        """Fold the norm into the convolution, in place. Does nothing the second time."""
+        if isinstance(self.bn, nn.BatchNorm2d):
+            self.conv = fused_conv(self.conv, self.bn)
+            self.bn = nn.Identity()
+
+
+class LightConv(nn.Module):
+    """1x1 convolution without activation, then a depthwise kxk one with it."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
+        super().__init__()
+        self.conv1 = ConvBNAct(in_channels, out_channels, 1, act=False)
+        self.conv2 = ConvBNAct(out_channels, out_channels, kernel_size, groups=out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in, H, W) -> (B, out, H, W)."""
+        return self.conv2(self.conv1(x))
+
+
+class Stem(nn.Module):
+    """Image to stride 4: a pooled and a convolved branch between 3x3 convolutions of stride 2."""
+
+    def __init__(self, in_channels: int, mid_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.stem1 = ConvBNAct(in_channels, mid_channels, 3, 2)
+        self.stem2a = ConvBNAct(mid_channels, mid_channels // 2, 2)
+        self.stem2b = ConvBNAct(mid_channels // 2, mid_channels, 2)
+        self.stem3 = ConvBNAct(2 * mid_channels, mid_channels, 3, 2)
+        self.stem4 = ConvBNAct(mid_channels, out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in, H, W) -> (B, out, H/4, W/4)."""
+        x = F.pad(self.stem1(x), (0, 1, 0, 1))
+        convolved = self.stem2b(F.pad(self.stem2a(x), (0, 1, 0, 1)))
+        pooled = F.max_pool2d(x, 2, 1)
+        return self.stem4(self.stem3(torch.cat([pooled, convolved], 1)))
+
+
+class HGBlock(nn.Module):
+    """Layers in sequence, all outputs and the input aggregated by two 1x1 convolutions."""
+
+    def __init__(self, in_channels: int, config: StageConfig, *, identity: bool) -> None:
+        super().__init__()
+        mid, out = config.mid_channels, config.out_channels
+        self.layers = nn.ModuleList()
+        for i in range(config.num_layers):
+            width = mid if i else in_channels
+            self.layers.append(
+                LightConv(width, mid, config.kernel_size)
+                if config.light
+                else ConvBNAct(width, mid, config.kernel_size)
+            )
+        self.aggregation = nn.Sequential(
+            ConvBNAct(in_channels + config.num_layers * mid, out // 2, 1), ConvBNAct(out // 2, out, 1)
+        )
+        self.identity = identity
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in, H, W) -> (B, out, H, W)."""
+        outputs = [x]
+        for layer in self.layers:
+            outputs.append(layer(outputs[-1]))
+        y = self.aggregation(torch.cat(outputs, 1))
+        return y + x if self.identity else y
+
+
+class Stage(nn.Module):
+    """Optional depthwise downsampling, then HG blocks."""
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__()
+        channels = config.in_channels
+        self.downsample = ConvBNAct(channels, channels, 3, 2, channels, act=False) if config.downsample else nn.Identity()
+        self.blocks = nn.Sequential(
+            *(
+                HGBlock(config.out_channels if i else channels, config, identity=i > 0)
+                for i in range(config.num_blocks)
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in, H, W) -> (B, out, H/2 or H, W/2 or W)."""
+        return self.blocks(self.downsample(x))
+
+
+class HGNetv2(nn.Module):
+    """The backbone: stem and stages, returning the maps of ``config.return_stages``."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.return_stages = frozenset(config.return_stages)
+        self.stem = Stem(*config.stem_channels)
+        self.stages = nn.ModuleList(Stage(stage) for stage in config.stages)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) in 0..1 -> maps (B, C_i, H/stride_i, W/stride_i), fine to coarse."""
+        x = self.stem(images)
+        maps = []
+        for i, stage in enumerate(self.stages):
+            x = stage(x)
+            if i in self.return_stages:
+                maps.append(x)
+        return maps

@@ -1,0 +1,180 @@
+"""Small blocks that several parts of DEIMv2 share: convolution units, norms, MLPs, self-attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["MLP", "ConvNorm", "RMSNorm", "SelfAttention", "SwiGLU", "fused_conv", "inverse_sigmoid"]
+
+
+def inverse_sigmoid(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """log(x / (1 - x)) of ``x`` clipped to [0, 1], both terms at least ``eps``."""
+    x = x.clamp(0.0, 1.0)
+    return torch.log(x.clamp(min=eps) / (1.0 - x).clamp(min=eps))
+
+
+def fused_conv(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
+    """A new convolution with bias that computes ``norm(conv(x))`` with the norm's running statistics."""
+    if norm.running_mean is None or norm.running_var is None:
+        raise ValueError("a BatchNorm without running statistics cannot be fused")
+    scale = norm.weight.double() / torch.sqrt(norm.running_var.double() + norm.eps)
+    bias = norm.bias.double() - norm.running_mean.double() * scale
+    if conv.bias is not None:
+        bias = bias + conv.bias.double() * scale
+    fused = nn.Conv2d(
+        conv.in_channels,
+        conv.out_channels,
+        conv.kernel_size,  # type: ignore[arg-type]
+        stride=conv.stride,  # type: ignore[arg-type]
+        padding=conv.padding,  # type: ignore[arg-type]
+        groups=conv.groups,
+        bias=True,
+        device=conv.weight.device,
+        dtype=conv.weight.dtype,
+    )
+    with torch.no_grad():
+        fused.weight.copy_(conv.weight.double() * scale[:, None, None, None])
+        if fused.bias is not None:
+            fused.bias.copy_(bias)
+    return fused
+
+
+class ConvNorm(nn.Module):
+    """Convolution without bias, BatchNorm, optional activation; "same" padding for odd kernels.
+
+    Args:
+        in_channels: input channels.
+        out_channels: output channels.
+        kernel_size: odd kernel size.
+        stride: stride.
+        groups: convolution groups.
+        act: apply SiLU at the end.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        *,
+        act: bool = False,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride, (kernel_size - 1) // 2, groups=groups, bias=False
+        )
+        self.norm: nn.Module = nn.BatchNorm2d(out_channels)
+        self.act: nn.Module = nn.SiLU() if act else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in, H, W) -> (B, out, H/stride, W/stride)."""
+        return self.act(self.norm(self.conv(x)))
+
+    def fuse(self) -> None:
+        """Fold the norm into the convolution, in place. Does nothing the second time."""
+        if isinstance(self.norm, nn.BatchNorm2d):
+            self.conv = fused_conv(self.conv, self.norm)
+            self.norm = nn.Identity()
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + 1e-6) * scale over the last dimension."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.scale = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim) -> (..., dim)."""
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps) * self.scale
+
+
+class SwiGLU(nn.Module):
+    """w3(silu(u) * v) with (u, v) the halves of w12(x)."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(dim, 2 * hidden_dim)
+        self.w3 = nn.Linear(hidden_dim, dim)
+        for linear in (self.w12, self.w3):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim) -> (..., dim)."""
+        u, v = self.w12(x).chunk(2, -1)
+        return self.w3(F.silu(u) * v)
+
+
+class MLP(nn.Module):
+    """Linear layers with SiLU between them.
+
+    Args:
+        dims: widths from input to output; ``len(dims) - 1`` layers.
+        zero_last: start with a last layer of zeros (heads that predict a correction).
+    """
+
+    def __init__(self, *dims: int, zero_last: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(dims[:-1], dims[1:], strict=True))
+        if zero_last:
+            last = self.layers[-1]
+            nn.init.zeros_(last.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(last.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dims[0]) -> (..., dims[-1])."""
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i < last:
+                x = F.silu(x)
+        return x
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a sequence to itself: queries and keys carry the position, values do not.
+
+    Parameter names and layout are those of ``torch.nn.MultiheadAttention``.
+    """
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
+        self.out_proj = nn.Linear(dim, dim)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, x: Tensor, pos: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            x: (B, N, dim) content.
+            pos: (B or 1, N, dim) position, added for queries and keys.
+            bias: (N, N) added to the scores before the softmax; -inf where attention is blocked.
+
+        Returns:
+            (B, N, dim).
+        """
+        dim = self.num_heads * self.head_dim
+        qk = F.linear(x + pos, self.in_proj_weight[: 2 * dim], self.in_proj_bias[: 2 * dim])
+        q, k = qk.unflatten(-1, (2 * self.num_heads, self.head_dim)).transpose(1, 2).chunk(2, 1)
+        v = F.linear(x, self.in_proj_weight[2 * dim :], self.in_proj_bias[2 * dim :])
+        v = v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        if self.training:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        else:
+            # Written out: exporters turn this into three nodes, where the fused call becomes a dozen.
+            scores = (q * (1.0 / math.sqrt(self.head_dim))) @ k.transpose(-1, -2)
+            out = torch.softmax(scores if bias is None else scores + bias, -1) @ v
+        return self.out_proj(out.transpose(1, 2).flatten(2))
