@@ -110,7 +110,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}.") from error
     if not isinstance(document, dict):
         raise DataError(
-            f"{path}: top level is a {type(document).__name__}; expected an object with images, annotations, categories."
+            f"{path}: top level is a {type(document).__name__}; expected images, annotations and categories."
         )
     for key in ("images", "annotations", "categories"):
         if key not in document:

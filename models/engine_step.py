@@ -1,0 +1,159 @@
+"""One training step: forward, loss, backward, clipped update, averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import lightning_fabric
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from carpus.models.deimv2.denoising import make_denoising
+from carpus.models.ema import ModelEMA
+from carpus.models.recipe import Recipe
+from carpus.models.schedule import FlatCosine
+
+__all__ = ["DetectionLoss", "StepLosses", "TrainStep"]
+
+
+class DetectionLoss(nn.Module):
+    """A detector and its criterion as one module, so that what crosses Fabric's and DDP's wrappers is tensors.
+
+    Attributes:
+        model: the detector.
+        criterion: outputs, targets, epoch -> weighted losses.
+        num_denoising: denoising queries; 0 for none.
+        freeze_norm: keep batch normalisation in eval mode.
+    """
+
+    def __init__(
+        self, model: nn.Module, criterion: nn.Module, *, num_denoising: int = 100, freeze_norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.criterion = criterion
+        self.num_denoising = num_denoising
+        self.freeze_norm = freeze_norm
+
+    def train(self, mode: bool = True) -> DetectionLoss:
+        """Sets training mode, except for batch normalisation when it is frozen."""
+        super().train(mode)
+        if mode and self.freeze_norm:
+            for module in self.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    def forward(
+        self, images: Tensor, targets: list[dict[str, Tensor]], epoch: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Weighted losses of a batch.
+
+        Args:
+            images: (B, 3, H, W) float32 in 0..1.
+            targets: per image ``labels`` (n,) int64 and ``boxes`` (n, 4) float32 cxcywh in 0..1.
+            epoch: epoch, from 0.
+            generator: of the denoising noise.
+
+        Returns:
+            Weighted losses by name; their sum is the loss.
+        """
+        config = self.model.config
+        denoising = make_denoising(
+            targets,
+            num_classes=config.num_classes,  # type: ignore[union-attr, arg-type]
+            num_queries=config.decoder.num_queries,  # type: ignore[union-attr]
+            num_denoising=self.num_denoising,
+            generator=generator,
+        )
+        outputs = self.model(images, denoising=denoising)
+        with torch.autocast(images.device.type, enabled=False):
+            return self.criterion(outputs, targets, epoch)
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """What a step gave.
+
+    Attributes:
+        total: the loss.
+        terms: its parts by kind (mal, bbox, giou, fgl, ddf), each summed over the output sets.
+        grad_norm: norm of the gradients before clipping; NaN when clipping is off.
+        lr: learning rate of encoder and decoder in this step.
+    """
+
+    total: float
+    terms: dict[str, float]
+    grad_norm: float
+    lr: float
+
+
+class TrainStep:
+    """Carries out training steps on wrapped modules."""
+
+    def __init__(
+        self,
+        fabric: lightning_fabric.Fabric,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        ema: ModelEMA,
+        recipe: Recipe,
+        schedule: FlatCosine,
+        seed: int,
+    ) -> None:
+        """
+        Args:
+            fabric: devices and precision.
+            module: a `DetectionLoss`, set up by ``fabric``.
+            optimizer: set up by ``fabric``; groups carry ``initial_lr``.
+            ema: average of the detector's weights.
+            recipe: clipping.
+            schedule: learning rate by iteration.
+            seed: of the denoising noise.
+        """
+        self._fabric = fabric
+        self._module = module
+        self._optimizer = optimizer
+        self._ema = ema
+        self._recipe = recipe
+        self._schedule = schedule
+        self._seed = seed
+        self._generator = torch.Generator()
+
+    def __call__(self, images: Tensor, targets: list[dict[str, Tensor]], epoch: int, iteration: int) -> StepLosses:
+        """One step. What it does depends on its arguments and the weights alone.
+
+        Args:
+            images: (B, 3, H, W) float32 in 0..1, on the device.
+            targets: see `DetectionLoss.forward`.
+            epoch: epoch, from 0.
+            iteration: iteration over all epochs, from 0.
+        """
+        factor = self._schedule.factor(iteration)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        entropy = np.random.SeedSequence([self._seed, iteration, self._fabric.global_rank])
+        self._generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
+        losses: Mapping[str, Tensor] = self._module(images, targets, epoch, self._generator)
+        values = torch.stack(list(losses.values()))
+        self._fabric.backward(values.sum())
+        norm = torch.tensor(float("nan"))
+        if self._recipe.clip_norm > 0:
+            norm = self._fabric.clip_gradients(
+                self._module, self._optimizer, max_norm=self._recipe.clip_norm, error_if_nonfinite=False
+            )  # type: ignore[assignment]
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._ema.update()
+        return _summary(list(losses), values.detach(), float(norm), self._recipe.lr * factor)
+
+
+def _summary(names: list[str], values: Tensor, norm: float, lr: float) -> StepLosses:
+    terms: dict[str, float] = {}
+    numbers = values.tolist()
+    for name, value in zip(names, numbers, strict=True):
+        kind = name.split("_")[1]
+        terms[kind] = terms.get(kind, 0.0) + value
+    return StepLosses(sum(numbers), terms, norm, lr)

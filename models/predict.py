@@ -1,0 +1,76 @@
+"""A torch detector used as the runtime uses a bundle: source images in, `Detections` out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from carpus.runtime.detections import Detections
+from carpus.runtime.postprocess import Postprocessor
+from carpus.runtime.preprocess import Preprocessor
+from carpus.runtime.spec import Postprocess, Preprocess
+
+__all__ = ["ModelDetector", "deimv2_preprocess"]
+
+
+def deimv2_preprocess(input_size: tuple[int, int]) -> Preprocess:
+    """How images enter a DEIMv2 with HGNetv2 backbone: a plain antialiased resize, values in 0..1.
+
+    Args:
+        input_size: (height, width) [px].
+    """
+    return Preprocess(size=input_size, resize="stretch", interpolation="bilinear_antialias")
+
+
+class ModelDetector:
+    """Runs a detector module in eval mode through the project's pre- and postprocessing."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        class_names: Sequence[str],
+        preprocess: Preprocess,
+        *,
+        score_threshold: float = 0.0,
+        top_k: int = 300,
+        device: torch.device | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        """
+        Args:
+            model: gives ``pred_logits`` (B, Q, C) and ``pred_boxes`` (B, Q, 4); left in the mode it is in between calls.
+            class_names: names of its classes.
+            preprocess: how images enter it.
+            score_threshold: detections below are left out; 0 for evaluation.
+            top_k: most detections an image.
+            device: where the model is.
+            channels_last: memory format of the input.
+        """
+        self._model = model
+        self._preprocessor = Preprocessor(preprocess)
+        self._postprocessor = Postprocessor(Postprocess(top_k=top_k, score_threshold=score_threshold), tuple(class_names))
+        self._device = device if device is not None else torch.device("cpu")
+        self._channels_last = channels_last
+
+    def __call__(self, images: Sequence[NDArray[np.uint8]]) -> list[Detections]:
+        """Detects objects in images (H, W, 3) uint8 RGB, each of its own size."""
+        tensor, transforms = self._preprocessor(list(images))
+        batch = torch.from_numpy(tensor).to(self._device)
+        if self._channels_last:
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            with torch.inference_mode():
+                outputs = self._model(batch)
+        finally:
+            self._model.train(was_training)
+        logits = outputs["pred_logits"].float().cpu().numpy()
+        boxes = outputs["pred_boxes"].float().cpu().numpy()
+        return [
+            self._postprocessor(logits[index], boxes[index], transform) for index, transform in enumerate(transforms)
+        ]

@@ -1,0 +1,219 @@
+"""Training recipes as data: DEIMv2's own for every variant, and a short one for two processor cores.
+
+Sources: the published DEIMv2 configurations (arXiv:2509.20787) for ``official``; ``tabletop`` is this project's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from carpus.models.schedule import FlatCosine
+from carpus.runtime.errors import DataError
+
+__all__ = ["RECIPES", "Recipe", "get_recipe"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what the weights become, apart from data, model and seed.
+
+    Epoch numbers count from 0. `scaled` moves them all to another length of training.
+
+    Attributes:
+        epochs: passes over the training set.
+        batch_size: images per step, over all processes.
+        lr: learning rate of encoder and decoder.
+        backbone_lr_factor: the backbone's learning rate relative to ``lr``.
+        weight_decay: of AdamW.
+        decay_biases: also decay the biases of encoder and decoder (norms there are never decayed).
+        betas: of AdamW.
+        clip_norm: gradients are scaled to at most this norm; 0 leaves them.
+        warmup_iterations: steps of quadratic warm-up.
+        flat_epochs: epochs at full learning rate, warm-up included; beyond ``epochs``: it never falls.
+        final_lr_factor: learning rate at the end relative to ``lr``.
+        no_aug_epochs: closing epochs at the final rate and without strong augmentation.
+        strong_from: first epoch with mosaic, photometric distortion, zoom-out and crop.
+        mosaic_until: first epoch without mosaic (and batch-level mixing).
+        strong_until: first epoch without any of the strong augmentations.
+        mosaic_prob: probability of a mosaic instead of zoom-out and crop.
+        mixup_prob: probability that a batch is mixed up.
+        copyblend_prob: probability that a batch gets objects pasted in, when it is not mixed up.
+        min_box_size: boxes with a side shorter than this after augmentation are no targets [px].
+        matcher_change_epoch: epoch from which the matcher uses IoU^4 times the score.
+        num_denoising: denoising queries; 0 turns them off.
+        ema_decay: decay of the averaged weights.
+        ema_warmups: updates over which that decay rises.
+        ema_restart_epoch: epoch that starts from the best weights so far (stage 2 of DEIMv2); None never does.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+    backbone_lr_factor: float = 0.5
+    weight_decay: float = 1e-4
+    decay_biases: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip_norm: float = 0.1
+    warmup_iterations: int = 2000
+    flat_epochs: int = 0
+    final_lr_factor: float = 0.5
+    no_aug_epochs: int = 0
+    strong_from: int = 0
+    mosaic_until: int = 0
+    strong_until: int = 0
+    mosaic_prob: float = 0.5
+    mixup_prob: float = 0.0
+    copyblend_prob: float = 0.0
+    min_box_size: float = 1.0
+    matcher_change_epoch: int = 0
+    num_denoising: int = 100
+    ema_decay: float = 0.9999
+    ema_warmups: int = 1000
+    ema_restart_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise DataError(f"Recipe.{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("lr", "weight_decay", "clip_norm", "warmup_iterations", "no_aug_epochs", "backbone_lr_factor"):
+            if not getattr(self, name) >= 0:
+                raise DataError(f"Recipe.{name} must not be negative, got {getattr(self, name)}.")
+        for name in ("mosaic_prob", "mixup_prob", "copyblend_prob", "final_lr_factor"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise DataError(f"Recipe.{name} must be in 0..1, got {getattr(self, name)}.")
+
+    def schedule(self, batches_per_epoch: int) -> FlatCosine:
+        """The learning-rate schedule in iterations."""
+        return FlatCosine(
+            warmup=self.warmup_iterations,
+            flat=self.flat_epochs * batches_per_epoch,
+            decayed=max(self.epochs - self.no_aug_epochs, 0) * batches_per_epoch,
+            final=self.final_lr_factor,
+        )
+
+    def scaled(self, epochs: int, batches_per_epoch: int | None = None) -> Recipe:
+        """The same recipe for another number of epochs: every epoch in it moves in proportion.
+
+        Args:
+            epochs: the new length.
+            batches_per_epoch: when given, warm-up is held to a tenth of training and the averaged weights reach back
+                over no more than a twentieth of it, which an untouched official recipe needs only on small datasets.
+        """
+        ratio = epochs / self.epochs
+
+        def move(epoch: int) -> int:
+            return round(epoch * ratio)
+
+        recipe = replace(
+            self,
+            epochs=epochs,
+            flat_epochs=move(self.flat_epochs),
+            no_aug_epochs=move(self.no_aug_epochs),
+            strong_from=move(self.strong_from),
+            mosaic_until=move(self.mosaic_until),
+            strong_until=move(self.strong_until),
+            matcher_change_epoch=move(self.matcher_change_epoch),
+            ema_restart_epoch=None if self.ema_restart_epoch is None else move(self.ema_restart_epoch),
+        )
+        return recipe if batches_per_epoch is None else recipe.fitted(epochs * batches_per_epoch)
+
+    def fitted(self, iterations: int) -> Recipe:
+        """Warm-up and averaging shortened where training is too short for them."""
+        reach = min(1.0 / (1.0 - self.ema_decay), max(iterations / 20, 10.0))
+        return replace(
+            self,
+            warmup_iterations=min(self.warmup_iterations, max(iterations // 10, 1)),
+            ema_decay=1.0 - 1.0 / reach,
+            ema_warmups=max(min(self.ema_warmups, round(reach / 10)), 1),
+        )
+
+
+_LITE = Recipe(
+    epochs=500,
+    batch_size=128,
+    lr=1.6e-3,
+    warmup_iterations=4000,
+    flat_epochs=250,
+    final_lr_factor=0.5,
+    no_aug_epochs=32,
+    strong_from=4,
+    mosaic_until=250,
+    strong_until=400,
+    min_box_size=10.0,
+    matcher_change_epoch=450,
+    ema_restart_epoch=468,
+)
+
+_TABLETOP = Recipe(
+    epochs=60,
+    batch_size=16,
+    lr=2e-3,
+    backbone_lr_factor=1.0,
+    clip_norm=0.5,
+    warmup_iterations=500,
+    flat_epochs=24,
+    final_lr_factor=0.02,
+    no_aug_epochs=4,
+    strong_from=2,
+    mosaic_until=30,
+    strong_until=52,
+    mosaic_prob=0.3,
+    min_box_size=4.0,
+    matcher_change_epoch=50,
+    num_denoising=100,
+    ema_decay=0.998,
+    ema_warmups=200,
+)
+
+RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
+    {
+        "official": MappingProxyType(
+            {
+                "atto": replace(_LITE, lr=2e-3, decay_biases=True, mosaic_prob=0.3, min_box_size=12.0),
+                "femto": _LITE,
+                "pico": replace(_LITE, min_box_size=8.0),
+                "n": Recipe(
+                    epochs=160,
+                    batch_size=32,
+                    lr=8e-4,
+                    warmup_iterations=2000,
+                    flat_epochs=7800,
+                    final_lr_factor=1.0,
+                    no_aug_epochs=12,
+                    strong_from=4,
+                    mosaic_until=78,
+                    strong_until=148,
+                    mosaic_prob=0.5,
+                    mixup_prob=0.5,
+                    copyblend_prob=0.4,
+                    matcher_change_epoch=136,
+                    ema_restart_epoch=148,
+                ),
+            }
+        ),
+        "tabletop": MappingProxyType(
+            {
+                "atto": _TABLETOP,
+                "femto": replace(_TABLETOP, lr=1.6e-3),
+                "pico": replace(_TABLETOP, lr=1.6e-3),
+                "n": replace(_TABLETOP, lr=8e-4),
+            }
+        ),
+    }
+)
+"""Recipes by name and variant. ``official`` is for COCO on accelerators, ``tabletop`` for small data on a processor."""
+
+
+def get_recipe(name: str, variant: str) -> Recipe:
+    """A recipe by name.
+
+    Raises:
+        DataError: unknown name or variant; the message lists the known ones.
+    """
+    if name not in RECIPES:
+        raise DataError(f"Unknown recipe {name!r}; known recipes: {', '.join(RECIPES)}.")
+    if variant not in RECIPES[name]:
+        raise DataError(f"Recipe {name!r} has no variant {variant!r}; it has: {', '.join(RECIPES[name])}.")
+    return RECIPES[name][variant]
