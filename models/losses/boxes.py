@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "SMALLEST_AREA",
     "box_cxcywh_to_xyxy",
     "box_xyxy_to_cxcywh",
     "exact_inverse_sigmoid",
@@ -18,7 +19,8 @@ __all__ = [
     "paired_iou",
 ]
 
-_SMALLEST_AREA = 1e-12
+SMALLEST_AREA = 1e-12
+"""Areas below this count as this in a denominator."""
 
 
 def box_cxcywh_to_xyxy(boxes: Tensor) -> Tensor:
@@ -62,8 +64,8 @@ def iou_and_giou(a_xyxy: Tensor, b_xyxy: Tensor) -> tuple[Tensor, Tensor]:
     intersection = overlap[..., 0] * overlap[..., 1]
     union = a_size[..., 0] * a_size[..., 1] + b_size[..., 0] * b_size[..., 1] - intersection
     hull_area = hull[..., 0] * hull[..., 1]
-    iou = intersection / union.clamp(min=_SMALLEST_AREA)
-    giou = iou - (hull_area - union) / hull_area.clamp(min=_SMALLEST_AREA)
+    iou = intersection / union.clamp(min=SMALLEST_AREA)
+    giou = iou - (hull_area - union) / hull_area.clamp(min=SMALLEST_AREA)
     return iou, giou
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
-
 from carpus.models.deimv2.denoising import Denoising
 from carpus.models.deimv2.distribution import distribution_table
 from carpus.models.losses.boxes import paired_iou
@@ -24,6 +22,7 @@ from carpus.models.losses.terms import (
     take_pairs,
 )
 from carpus.runtime.errors import DataError
+from torch import Tensor, distributed, nn
 
 __all__ = ["DEIMCriterion", "OutputSets", "split_outputs"]
 
@@ -58,26 +57,29 @@ def _layer_number(name: str) -> int:
     return int(name.rsplit("_", 1)[1])
 
 
-def _stack(outputs: Mapping[str, Any], layers: Sequence[str], rest: Sequence[str], reference: str) -> OutputSets:
+def _stack(
+    outputs: Mapping[str, Any], layers: Sequence[str], rest: Sequence[str], reference: str, corners: bool
+) -> OutputSets:
     names = (*layers, *rest)
-    corners = [outputs[name]["pred_corners"].float() for name in layers if "pred_corners" in outputs[name]]
+    with_corners = corners and all("pred_corners" in outputs[name] for name in layers)
     return OutputSets(
         names=names,
         logits=torch.stack([outputs[name]["pred_logits"].float() for name in names]),
         boxes=torch.stack([outputs[name]["pred_boxes"].float() for name in names]),
-        corners=torch.stack(corners) if corners and len(corners) == len(layers) else None,
+        corners=torch.stack([outputs[name]["pred_corners"].float() for name in layers]) if with_corners else None,
         reference=outputs.get(reference),
         teacher=0 if layers[0] == "main" else len(layers) - 1,
     )
 
 
-def split_outputs(outputs: Mapping[str, Any]) -> tuple[OutputSets, OutputSets | None]:
+def split_outputs(outputs: Mapping[str, Any], *, corners: bool = True) -> tuple[OutputSets, OutputSets | None]:
     """Group a model's training outputs into the sets to be matched and the denoising sets.
 
     Args:
         outputs: output sets by name: "main" (last layer), "aux_i" (earlier layers), "pre" (first box head), "enc_i"
             (selected encoder positions), "dn_i" and "dn_pre" (denoising queries), each with "pred_logits" and
             "pred_boxes", layers also with "pred_corners"; beside them "ref_points" and "dn_ref_points".
+        corners: take the corner distributions along (they are large).
 
     Raises:
         DataError: there is no set "main".
@@ -89,11 +91,11 @@ def split_outputs(outputs: Mapping[str, Any]) -> tuple[OutputSets, OutputSets | 
     aux = sorted((name for name in outputs if name.startswith("aux_")), key=_layer_number)
     encoder = sorted((name for name in outputs if name.startswith("enc_")), key=_layer_number)
     pre = ["pre"] if "pre" in outputs else []
-    matched = _stack(outputs, ["main", *aux], [*pre, *encoder], "ref_points")
+    matched = _stack(outputs, ["main", *aux], [*pre, *encoder], "ref_points", corners)
     layers = sorted((n for n in outputs if n.startswith("dn_") and n[3:].isdigit()), key=_layer_number)
     if not layers:
         return matched, None
-    return matched, _stack(outputs, layers, ["dn_pre"] if "dn_pre" in outputs else [], "dn_ref_points")
+    return matched, _stack(outputs, layers, ["dn_pre"] if "dn_pre" in outputs else [], "dn_ref_points", corners)
 
 
 class DEIMCriterion(nn.Module):
@@ -131,7 +133,7 @@ class DEIMCriterion(nn.Module):
             DataError: targets or outputs that do not fit each other.
         """
         config = self.config
-        matched, denoising = split_outputs(outputs)
+        matched, denoising = split_outputs(outputs, corners="local" in config.losses)
         batch = matched.boxes.shape[1]
         if len(targets) != batch:
             raise DataError(f"got {len(targets)} targets for a batch of {batch} images")

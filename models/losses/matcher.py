@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from carpus.models.losses.boxes import SMALLEST_AREA
+from carpus.models.losses.config import MatcherConfig
+from carpus.models.losses.targets import PackedTargets
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-
-from carpus.models.losses.boxes import box_cxcywh_to_xyxy, iou_and_giou
-from carpus.models.losses.config import MatcherConfig
-from carpus.models.losses.targets import PackedTargets
 
 __all__ = ["Assignment", "denoising_assignment", "match", "matching_cost", "union_assignment"]
 
@@ -53,6 +52,27 @@ class Assignment:
         return pairs
 
 
+def _corners(box: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Left, top, right, bottom and area of boxes given as planes cx, cy, w, h."""
+    cx, cy, half_w, half_h = box[0], box[1], box[2].clamp(min=0.0) * 0.5, box[3].clamp(min=0.0) * 0.5
+    x1, y1, x2, y2 = cx - half_w, cy - half_h, cx + half_w, cy + half_h
+    return x1, y1, x2, y2, (x2 - x1) * (y2 - y1)
+
+
+def _pairwise_iou(box: Sequence[Tensor], target: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """As `iou_and_giou` for planes cx, cy, w, h that broadcast against each other."""
+    ax1, ay1, ax2, ay2, area_a = _corners(box)
+    bx1, by1, bx2, by2, area_b = _corners(target)
+    intersection = (torch.minimum(ax2, bx2).sub_(torch.maximum(ax1, bx1))).clamp_(min=0.0)
+    intersection *= (torch.minimum(ay2, by2).sub_(torch.maximum(ay1, by1))).clamp_(min=0.0)
+    union = (area_a + area_b).sub_(intersection)
+    hull = torch.maximum(ax2, bx2).sub_(torch.minimum(ax1, bx1))
+    hull *= torch.maximum(ay2, by2).sub_(torch.minimum(ay1, by1))
+    iou = intersection.div_(union.clamp(min=SMALLEST_AREA))
+    giou = iou - (hull - union).div_(hull.clamp(min=SMALLEST_AREA))
+    return iou, giou
+
+
 def matching_cost(
     logits: Tensor, boxes: Tensor, targets: PackedTargets, config: MatcherConfig, *, changed: bool
 ) -> Tensor:
@@ -71,16 +91,21 @@ def matching_cost(
     sets, batch, num_queries, _ = boxes.shape
     num_targets = targets.padded_labels.shape[1]
     index = targets.padded_labels[None, :, None, :].expand(sets, batch, num_queries, num_targets)
-    prob = logits.gather(-1, index).transpose(-1, -2).sigmoid()
-    box, target = boxes[:, :, None, :, :], targets.padded_boxes[None, :, :, None, :]
-    iou, giou = iou_and_giou(box_cxcywh_to_xyxy(box), box_cxcywh_to_xyxy(target))
+    prob = logits.gather(-1, index).transpose(-1, -2).contiguous().sigmoid_()
+    # Coordinate by coordinate, so that every operation runs over contiguous (S, B, G, Q) memory.
+    box = [plane[:, :, None, :] for plane in boxes.permute(3, 0, 1, 2).contiguous().unbind()]
+    target = [plane[None, :, :, None] for plane in targets.padded_boxes.unbind(-1)]
+    iou, giou = _pairwise_iou(box, target)
     if changed:
         cost = -(prob * iou.pow(config.iou_order))
     else:
-        positive = config.alpha * (1 - prob).pow(config.gamma) * -(prob + 1e-8).log()
-        negative = (1 - config.alpha) * prob.pow(config.gamma) * -(1 - prob + 1e-8).log()
-        l1 = (box - target).abs_().sum(-1)
-        cost = config.cost_bbox * l1 + config.cost_class * (positive - negative) - config.cost_giou * giou
+        absent = 1 - prob
+        focal = absent.pow(config.gamma).mul_(-config.alpha).mul_((prob + 1e-8).log_())
+        focal += prob.pow(config.gamma).mul_(1 - config.alpha).mul_(absent.add_(1e-8).log_())
+        cost = (box[0] - target[0]).abs_()
+        for i in range(1, 4):
+            cost += (box[i] - target[i]).abs_()
+        cost.mul_(config.cost_bbox).add_(focal, alpha=config.cost_class).sub_(giou, alpha=config.cost_giou)
     return cost.nan_to_num_(nan=1.0)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from carpus.runtime.errors import DataError
+from torch import Tensor
 
 __all__ = ["PackedTargets", "pack_targets"]
 
@@ -50,7 +49,8 @@ def pack_targets(targets: Sequence[dict[str, Tensor]], num_classes: int, device:
         labels, boxes = target["labels"], target["boxes"]
         if labels.ndim != 1 or boxes.shape != (labels.shape[0], 4):
             raise DataError(
-                f"targets[{i}]: labels must be (n,) and boxes (n, 4), got {tuple(labels.shape)} and {tuple(boxes.shape)}"
+                f"targets[{i}]: labels must be (n,) and boxes (n, 4), got {tuple(labels.shape)} and "
+                f"{tuple(boxes.shape)}"
             )
         counts.append(int(labels.shape[0]))
     offsets, total = [], 0

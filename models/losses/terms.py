@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from carpus.models.losses.boxes import box_cxcywh_to_xyxy, iou_and_giou
+from torch import Tensor
 
 __all__ = [
     "box_losses",
