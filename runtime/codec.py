@@ -10,7 +10,6 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from carpus.runtime.errors import BundleError
@@ -20,9 +19,13 @@ __all__ = ["check_fields", "decode", "encode", "json_schema"]
 T = TypeVar("T")
 
 
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    if cls not in _HINTS:
+        _HINTS[cls] = get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def _is_union(hint: Any) -> bool:
@@ -191,7 +194,7 @@ def json_schema(cls: type, *, title: str, schema_id: str) -> dict[str, Any]:
 def _schema_of_class(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
     required = []
     properties = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         properties[field.name] = _schema_of(_hints(cls)[field.name], definitions)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             required.append(field.name)
@@ -207,11 +210,11 @@ def _schema_of_class(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin = get_origin(hint)
-    if dataclasses.is_dataclass(hint):
-        name = hint.__name__  # type: ignore[union-attr]
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        name = hint.__name__
         if name not in definitions:
             definitions[name] = {}
-            definitions[name] = _schema_of_class(hint, definitions)  # type: ignore[arg-type]
+            definitions[name] = _schema_of_class(hint, definitions)
         return {"$ref": f"#/$defs/{name}"}
     if origin is Literal:
         return {"enum": list(get_args(hint))}

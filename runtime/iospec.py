@@ -47,15 +47,15 @@ class TensorSpec:
     def mismatch(self, name: str, shape: Sequence[int | str | None]) -> str | None:
         """Say how a graph's tensor contradicts this spec, or None when it fits.
 
-        A size that the graph leaves open (a string, None or a negative number) fits anything; a fixed size in the
-        graph must be the same here, or dynamic here.
+        A size that the graph leaves open (a string, None or a negative number) fits anything; a size fixed in the
+        graph must be the same here.
         """
         if name != self.name:
             return f"named {name!r} in the graph and {self.name!r} in the manifest"
         if len(shape) != len(self.shape):
             return f"{name!r} has {len(shape)} dimensions in the graph and {len(self.shape)} in the manifest"
         for axis, (found, stated) in enumerate(zip(shape, self.shape, strict=True)):
-            if isinstance(found, int) and found >= 0 and isinstance(stated, int) and found != stated:
+            if isinstance(found, int) and found >= 0 and found != stated:
                 return f"{name!r} has size {found} on axis {axis} in the graph and {stated} in the manifest"
         return None
 

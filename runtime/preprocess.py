@@ -84,7 +84,7 @@ class Preprocessor:
         Returns:
             The transform between source and model pixels.
         """
-        transform = ImageTransform.fit(self.spec, image.shape[:2])  # type: ignore[arg-type]
+        transform = ImageTransform.fit(self.spec, (image.shape[0], image.shape[1]))
         height, width = transform.content_size
         left, top = transform.offset
         resized = _resize(image, transform.content_size, self.spec.interpolation)

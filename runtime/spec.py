@@ -62,7 +62,7 @@ class Manifest:
         inputs: the graph's inputs, in its order.
         outputs: the graph's outputs, in its order.
         provenance: where the model comes from.
-        artefacts: its executable forms.
+        artefacts: its executable forms; empty only in a draft, before export has made them.
         preprocess: image to input; required for a detector.
         postprocess: outputs to detections; required for a detector.
         classes: classes by model class id; required for a detector.
@@ -95,7 +95,7 @@ class Manifest:
         check_fields(self)
         if self.schema_version != SCHEMA_VERSION:
             raise BundleError(_version_message("Manifest", self.schema_version))
-        for field_name in ("name", "family", "variant", "licence", "inputs", "outputs", "artefacts"):
+        for field_name in ("name", "family", "variant", "licence", "inputs", "outputs"):
             if not getattr(self, field_name):
                 raise BundleError(f"Manifest.{field_name}: expected a value, got an empty one")
         for group in ("inputs", "outputs"):
