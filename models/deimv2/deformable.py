@@ -53,7 +53,17 @@ class DeformableAttention(nn.Module):
         self.register_buffer("num_points_scale", torch.tensor([1.0 / n for n in num_points for _ in range(n)]))
         self.sampling_offsets = nn.Linear(dim, num_heads * total * 2)
         self.attention_weights = nn.Linear(dim, num_heads * total)
+        self.points_folded = False
         self._reset()
+
+    def fuse(self) -> None:
+        """Fold the per-level scale of the offsets into their projection, in place. Does nothing the second time."""
+        if not self.points_folded:
+            scale = self.num_points_scale.repeat(self.num_heads).repeat_interleave(2) * (2.0 * self.offset_scale)
+            with torch.no_grad():
+                self.sampling_offsets.weight *= scale[:, None]
+                self.sampling_offsets.bias *= scale
+            self.points_folded = True
 
     def _reset(self) -> None:
         """Points start on rays, one direction a head, the farther the higher their index; weights start equal."""
@@ -82,7 +92,9 @@ class DeformableAttention(nn.Module):
         offsets = self.sampling_offsets(query).unflatten(-1, (heads, total, 2)).transpose(1, 2)
         weights = self.attention_weights(query).unflatten(-1, (heads, total)).softmax(-1).transpose(1, 2)
         # grid = 2 * location - 1, so the offset's 0.5 cancels against the 2
-        reach = self.num_points_scale[:, None] * boxes[:, None, :, None, 2:] * (2.0 * self.offset_scale)
+        reach = boxes[:, None, :, None, 2:]
+        if not self.points_folded:
+            reach = reach * (self.num_points_scale[:, None] * (2.0 * self.offset_scale))
         grid = offsets * reach + (2.0 * boxes[:, None, :, None, :2] - 1.0)
         split = [level.reshape(-1, dim // heads, level.shape[2], level.shape[3]) for level in maps]
         out = weighted_samples(

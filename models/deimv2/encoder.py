@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carpus.models.deimv2.config import DEIMv2Config, EncoderConfig
-from carpus.models.deimv2.layers import ConvNorm, SelfAttention
+from carpus.models.deimv2.layers import ConvNorm, SelfAttention, fused_conv
 
 __all__ = ["HybridEncoder", "LiteEncoder", "build_encoder", "sincos_position"]
 
@@ -76,19 +76,17 @@ class FuseBlock(nn.Module):
         return self.cv4(torch.cat([y, y2, self.cv3(y2)], 1))
 
 
-def _conv_norm(in_channels: int, out_channels: int) -> nn.Sequential:
-    """1x1 convolution and BatchNorm, children named conv and norm."""
-    block = nn.Sequential()
-    block.add_module("conv", nn.Conv2d(in_channels, out_channels, 1, bias=False))
-    block.add_module("norm", nn.BatchNorm2d(out_channels))
-    return block
-
-
-def _pool_down(dim: int) -> nn.Sequential:
+class PoolDown(nn.Sequential):
     """Halve the resolution: 3x3 average pool of stride 2, 1x1 convolution, BatchNorm, SiLU."""
-    return nn.Sequential(
-        nn.AvgPool2d(3, 2, 1), nn.Conv2d(dim, dim, 1, bias=False), nn.BatchNorm2d(dim), nn.SiLU(inplace=True)
-    )
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(nn.AvgPool2d(3, 2, 1), nn.Conv2d(dim, dim, 1, bias=False), nn.BatchNorm2d(dim), nn.SiLU())
+
+    def fuse(self) -> None:
+        """Fold the norm into the convolution, in place. Does nothing the second time."""
+        conv, norm = self[1], self[2]
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            self[1], self[2] = fused_conv(conv, norm), nn.Identity()
 
 
 class GlobalMix(nn.Module):
@@ -108,9 +106,9 @@ class LiteEncoder(nn.Module):
 
     def __init__(self, in_channels: tuple[int, ...], dim: int, config: EncoderConfig) -> None:
         super().__init__()
-        self.input_proj = nn.ModuleList(_conv_norm(channels, dim) for channels in in_channels)
-        self.down_sample1 = _pool_down(dim)
-        self.down_sample2 = _pool_down(dim)
+        self.input_proj = nn.ModuleList(ConvNorm(channels, dim) for channels in in_channels)
+        self.down_sample1 = PoolDown(dim)
+        self.down_sample2 = PoolDown(dim)
         self.bi_fusion = GlobalMix(dim)
         self.fpn_block = FuseBlock(dim, config)
         self.pan_block = FuseBlock(dim, config)
@@ -192,7 +190,7 @@ class HybridEncoder(nn.Module):
         super().__init__()
         steps = len(in_channels) - 1
         self.input_proj = nn.ModuleList(
-            _conv_norm(channels, dim) if channels != dim else nn.Identity() for channels in in_channels
+            ConvNorm(channels, dim) if channels != dim else nn.Identity() for channels in in_channels
         )
         self.encoder = nn.ModuleList([TransformerStack(dim, config)])
         self.lateral_convs = nn.ModuleList(ConvNorm(dim, dim) for _ in range(steps))

@@ -152,8 +152,17 @@ class SelfAttention(nn.Module):
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
+        self.query_scale: float | None = 1.0 / math.sqrt(self.head_dim)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
+
+    def fuse(self) -> None:
+        """Fold the softmax scale into the query projection, in place. Does nothing the second time."""
+        if self.query_scale is not None:
+            with torch.no_grad():
+                self.in_proj_weight[: self.out_proj.in_features] *= self.query_scale
+                self.in_proj_bias[: self.out_proj.in_features] *= self.query_scale
+            self.query_scale = None
 
     def forward(self, x: Tensor, pos: Tensor, bias: Tensor | None = None) -> Tensor:
         """Attend.
@@ -175,6 +184,6 @@ class SelfAttention(nn.Module):
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
             # Written out: exporters turn this into three nodes, where the fused call becomes a dozen.
-            scores = (q * (1.0 / math.sqrt(self.head_dim))) @ k.transpose(-1, -2)
+            scores = (q if self.query_scale is None else q * self.query_scale) @ k.transpose(-1, -2)
             out = torch.softmax(scores if bias is None else scores + bias, -1) @ v
         return self.out_proj(out.transpose(1, 2).flatten(2))

@@ -1,0 +1,1 @@
+"""Checks of the models against reference data: ``python -m tests.goldens DIR [DIR...]``."""

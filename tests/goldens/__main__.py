@@ -1,0 +1,48 @@
+"""``python -m tests.goldens DIR [DIR...]``: exit 0 all passed, 1 a check failed, 2 a folder cannot be used."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.goldens.case import UnusableFolder
+from tests.goldens.runner import run_folder
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check folders of reference data; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.goldens", description="Check models against reference data.")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folder with schema.json and cases")
+    parser.add_argument("--failures", action="store_true", help="print failing lines only")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+
+    def write(line: str) -> None:
+        if not options.failures or not line.startswith("  ok"):
+            sys.stdout.write(line + "\n")
+
+    total = failed = 0
+    unusable: list[str] = []
+    for folder in options.folders:
+        try:
+            summary = run_folder(folder, write)
+        except UnusableFolder as error:
+            unusable.append(str(error))
+            continue
+        total += summary.total
+        failed += summary.failed
+    for message in unusable:
+        sys.stderr.write(f"cannot be checked: {message}\n")
+    verdict = "unusable" if unusable else "failed" if failed else "passed"
+    sys.stdout.write(
+        f"goldens {verdict}: {total} checks, {failed} failed, {len(unusable)} of {len(options.folders)} "
+        "folders unusable\n"
+    )
+    return 1 if failed else 2 if unusable else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

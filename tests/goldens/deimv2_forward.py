@@ -1,0 +1,155 @@
+"""DEIMv2: state dict and parameter counts (schema.json) and the eval forward (case.json, io.npz)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from carpus.models.deimv2.config import get_config
+from carpus.models.deimv2.deploy import deploy
+from carpus.models.deimv2.model import DEIMv2
+from carpus.runtime.errors import CarpusError
+from tests.goldens.case import Case, Check, UnusableFolder, compare_stored, input_array
+from tests.goldens.weights import fill_model
+
+__all__ = ["TOLERANCE_FACTOR", "Recorder", "check_forward", "check_schema", "filled_model"]
+
+TOLERANCE_FACTOR = 4.0
+"""A tensor passes within this many times the case's own float32-against-float64 deviation."""
+
+_MODULES = (
+    (re.compile(r"decoder\.layers\.(\d+)\.ffn"), r"decoder.decoder.layers.\1.swish_ffn"),
+    (re.compile(r"decoder\.layers\.(\d+)\.out"), r"decoder.decoder.layers.\1"),
+    (re.compile(r"decoder\.layers\.(\d+)\.(self_attn|cross_attn)"), r"decoder.decoder.layers.\1.\2"),
+    (re.compile(r"encoder\.aifi\.(\d+)"), r"encoder.encoder.\1"),
+    (re.compile(r"(backbone|encoder)\.out\.(\d+)"), r"\1"),
+)
+
+
+class Recorder:
+    """Collects intermediate tensors by the names the reference data uses: hooks on modules, and the model's record.
+
+    Args:
+        model: the model that will run.
+        names: names that are wanted.
+    """
+
+    def __init__(self, model: DEIMv2, names: list[str]) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        modules = dict(model.named_modules())
+        self._handles = []
+        for name in names:
+            path = name
+            for pattern, replacement in _MODULES:
+                if pattern.fullmatch(name):
+                    path = pattern.sub(replacement, name)
+            if path in modules:
+                index = int(name.rsplit(".", 1)[1]) if ".out." in name else None
+                self._handles.append(modules[path].register_forward_hook(self._hook(name, index)))
+
+    def _hook(self, name: str, index: int | None):  # type: ignore[no-untyped-def]
+        def hook(module: torch.nn.Module, args: object, output: object) -> None:
+            tensor = output if index is None else output[index]  # type: ignore[index]
+            if isinstance(tensor, torch.Tensor):
+                self(name, tensor)
+
+        return hook
+
+    def __call__(self, name: str, tensor: torch.Tensor) -> None:
+        """Keep a copy: later operations may work in place."""
+        self.tensors[name] = tensor.detach().clone()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def filled_model(case: Case, input_size: tuple[int, int] | None = None) -> tuple[DEIMv2, list[Check]]:
+    """The case's model with the recipe's weights, and the checks made on the way.
+
+    Raises:
+        UnusableFolder: a variant that does not exist here.
+    """
+    try:
+        config = get_config(case.variant)
+    except CarpusError as error:
+        raise UnusableFolder(f"{case.folder}: {error}") from error
+    hyper = case.schema.get("hyperparameters", {})
+    config = config.with_num_classes(int(hyper.get("num_classes", 80)))
+    if input_size is None and "input_size_hw" in hyper:
+        config = config.with_input_size(*hyper["input_size_hw"])
+    model = DEIMv2(config).eval()
+    return model, list(fill_model(model, case.schema))
+
+
+def check_schema(case: Case) -> Iterator[Check]:
+    """Names, shapes, weights' hashes, parameter counts, kept values."""
+    model, checks = filled_model(case)
+    yield from checks
+    expected = case.schema["parameters"]
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    total = sum(p.numel() for p in trainable)
+    yield Check("parameters trainable", abs(total - expected["trainable_total"]), 0, str(total))
+    for name, count in expected.get("trainable_per_top_module", {}).items():
+        ours = sum(p.numel() for p in model.get_submodule(name).parameters() if p.requires_grad)
+        yield Check(f"parameters {name}", abs(ours - count), 0, str(ours))
+    official = sum(p.numel() for p in deploy(model, fuse="official").parameters())
+    yield Check("parameters deploy form", abs(official - expected["deploy_form_all"]), 0, str(official))
+    state = model.state_dict()
+    for name, values in case.schema.get("kept_values", {}).items():
+        if isinstance(values, list):
+            error = np.abs(state[name].numpy().astype(np.float64) - np.asarray(values)).max()
+            yield Check(f"kept {name}", float(error), 0)
+
+
+def check_forward(case: Case) -> Iterator[Check]:
+    """Every stored intermediate and final tensor of the eval forward."""
+    description, stored = case.json("case.json"), case.arrays("io.npz")
+    model, _ = filled_model(case)
+    specs = description["arrays"]
+    recorder = Recorder(model, list(specs))
+    with torch.inference_mode():
+        outputs = model(torch.from_numpy(input_array(description["input"])), record=recorder)
+    recorder.close()
+    tensors = {name: tensor.numpy() for name, tensor in {**recorder.tensors, **outputs}.items()}
+    deviations = description["float64_check"]["max_abs_difference_float32_vs_float64"]
+
+    order = _row_order(tensors["decoder.topk_index"], stored.get("decoder.topk_index"))
+    queries = tensors["decoder.topk_index"].shape[1]
+    for name, spec in specs.items():
+        if name not in stored:
+            raise UnusableFolder(f"{case.folder / 'io.npz'}: has no array {name!r}, which case.json describes")
+        if name not in tensors:
+            yield Check(name, math.inf, 0, "this model records no such tensor")
+            continue
+        ours = tensors[name]
+        if order is not None and _is_per_query(name) and ours.ndim >= 2 and ours.shape[1] == queries:
+            ours = ours[:, order]
+        if spec["dtype"].startswith("float"):
+            # Rounding of the stored value itself, where a tensor happens to deviate by nothing
+            floor = 2.0 * float(np.finfo(np.float32).eps) * float(spec.get("absmax", 1.0))
+            tolerance = max(TOLERANCE_FACTOR * float(deviations.get(name, 0.0)), floor)
+        else:
+            tolerance = 0.0
+        yield compare_stored(name, ours, stored[name], spec, tolerance)
+
+
+def _is_per_query(name: str) -> bool:
+    return name.startswith("pred_") or (
+        name.startswith("decoder.") and name not in ("decoder.enc_scores_all", "decoder.memory_masked")
+    )
+
+
+def _row_order(ours: np.ndarray, stored: np.ndarray | None) -> np.ndarray | None:
+    """Order that brings our queries into the stored one, when the same positions were selected (batch 1)."""
+    if stored is None or ours.shape != stored.shape or ours.shape[0] != 1:
+        return None
+    if set(ours[0].tolist()) != set(stored[0].tolist()):
+        return None
+    position = {int(index): row for row, index in enumerate(ours[0])}
+    return np.array([position[int(index)] for index in stored[0]])

@@ -1,0 +1,100 @@
+"""Finds the cases in a folder, runs every kind that applies, prints a line a tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.goldens.case import Case, Check, Kind, UnusableFolder
+from tests.goldens.deimv2_deploy import check_deploy
+from tests.goldens.deimv2_forward import check_forward, check_schema
+from tests.goldens.deimv2_train import check_train_forward
+
+__all__ = ["KINDS", "Summary", "find_cases", "run_folder"]
+
+
+def _kinds() -> tuple[Kind, ...]:
+    from tests.goldens.criterion_case import check_criterion
+
+    return (
+        Kind("schema", "deimv2", (), check_schema),
+        Kind("forward", "deimv2", ("case.json", "io.npz"), check_forward),
+        Kind("deploy", "deimv2", ("deploy.json", "deploy.npz"), check_deploy),
+        Kind("criterion", "deimv2", ("train.json", "train_criterion.npz"), check_criterion),
+        Kind("training", "deimv2", ("train.json", "train_forward.npz"), check_train_forward),
+    )
+
+
+KINDS: tuple[Kind, ...] = _kinds()
+"""Every kind of case, in the order in which they run; a further family adds its rows here."""
+
+
+@dataclass
+class Summary:
+    """Count of checks made and failed."""
+
+    total: int = 0
+    failed: int = 0
+
+
+def find_cases(folder: Path) -> list[Case]:
+    """Cases in a folder: schema.json with the case beside it, in cases/, or in folders inside cases/.
+
+    Raises:
+        UnusableFolder: no such folder, no readable schema, or a family without checks.
+    """
+    if not folder.is_dir():
+        raise UnusableFolder(f"{folder}: no such folder")
+    path = folder / "schema.json"
+    if not path.is_file():
+        raise UnusableFolder(f"{folder}: holds no schema.json; point at one variant's folder")
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        family, variant = str(schema["family"]), schema["variant"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnusableFolder(f"{path}: not a usable schema (family and variant are needed): {error!r}") from error
+    known = sorted({kind.family for kind in KINDS})
+    if family not in known:
+        raise UnusableFolder(f"{path}: no checks for family {family!r}, variant {variant!r}; known: {', '.join(known)}")
+    folders = [folder]
+    if (folder / "cases").is_dir():
+        folders += [folder / "cases", *sorted(p for p in (folder / "cases").iterdir() if p.is_dir())]
+    return [Case(place, schema) for place in folders]
+
+
+def run_folder(folder: Path, write: Callable[[str], None]) -> Summary:
+    """Run everything in a folder.
+
+    Args:
+        folder: folder of one variant.
+        write: receives the lines.
+
+    Raises:
+        UnusableFolder: nothing can be checked, or a file is broken.
+    """
+    summary = Summary()
+    cases = find_cases(folder)
+    write(f"{folder}  ({cases[0].family} {cases[0].variant})")
+    for case in cases:
+        for kind in KINDS:
+            if kind.family != case.family:
+                continue
+            applies = kind.applies(case) if kind.files else case is cases[0]
+            if not applies:
+                continue
+            try:
+                for check in kind.run(case):
+                    summary.total += 1
+                    summary.failed += not check.passed
+                    write(_line(kind.name, check))
+            except KeyError as error:
+                raise UnusableFolder(f"{case.folder}: {kind.name}: field or array {error} is missing") from error
+    return summary
+
+
+def _line(kind: str, check: Check) -> str:
+    verdict = "ok" if check.passed else "FAIL"
+    note = f"  {check.note}" if check.note else ""
+    return f"  {verdict:4} {kind:9} {check.name:58} error {check.error:9.3g}  tolerance {check.tolerance:9.3g}{note}"
