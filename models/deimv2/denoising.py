@@ -117,12 +117,13 @@ def make_denoising(
     group_size = 2 * largest
     length = num_groups * group_size
 
-    labels = torch.full((batch, largest), num_classes, dtype=torch.int64, device=device)
-    boxes = torch.zeros((batch, largest, 4), dtype=torch.float32, device=device)
-    for row, (target, count) in enumerate(zip(targets, counts, strict=True)):
-        labels[row, :count] = target["labels"]
-        boxes[row, :count] = target["boxes"]
     real = torch.arange(largest) < torch.tensor(counts)[:, None]
+    slots = real.flatten().nonzero().squeeze(1).to(device)
+    labels = torch.full((batch * largest,), num_classes, dtype=torch.int64, device=device)
+    boxes = torch.zeros((batch * largest, 4), dtype=torch.float32, device=device)
+    labels[slots] = torch.cat([target["labels"] for target in targets])
+    boxes[slots] = torch.cat([target["boxes"] for target in targets])
+    labels, boxes = labels.view(batch, largest), boxes.view(batch, largest, 4)
 
     if draws is None:
         draws = DenoisingDraws.sample(batch, length, num_classes, device, generator)
@@ -148,8 +149,8 @@ def make_denoising(
     noised = torch.where(noised < 0, -noised, noised)
 
     # The positives of group g are the slots g * group_size + target index.
-    starts = torch.arange(num_groups, device=device)[:, None] * group_size
-    positive_idx = [(starts + torch.arange(count, device=device)[None, :]).flatten() for count in counts]
+    places = torch.arange(length, device=device).view(num_groups, group_size)
+    positive_idx = [places[:, :count].flatten() for count in counts]
     return Denoising(
         class_ids=class_ids,
         bbox_unact=exact_inverse_sigmoid(noised),

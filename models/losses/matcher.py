@@ -159,9 +159,10 @@ def denoising_assignment(
 ) -> Assignment:
     """Pairs of denoising queries, known from their making: group after group, target by target; (1, M)."""
     device = targets.boxes.device
-    empty = torch.zeros(0, dtype=torch.int64, device=device)
-    query, target = [empty], [empty]
-    for image, (positive, count, offset) in enumerate(zip(positive_idx, targets.counts, targets.offsets, strict=True)):
-        query.append(positive.to(device) + image * num_queries)
-        target.append((torch.arange(count, device=device) + offset).repeat(num_groups))
-    return Assignment(torch.cat(query)[None], torch.cat(target)[None])
+    target = [
+        np.tile(np.arange(offset, offset + count), num_groups)
+        for count, offset in zip(targets.counts, targets.offsets, strict=True)
+    ]
+    first = np.repeat(np.arange(len(target)) * num_queries, [len(part) for part in target])
+    query = torch.cat(list(positive_idx)) + torch.from_numpy(first).to(positive_idx[0].device)
+    return Assignment(query.to(device)[None], torch.from_numpy(np.concatenate(target)).to(device)[None])

@@ -6,6 +6,8 @@ function returns `(S,)` sums that are not yet normalised (except the self-distil
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from carpus.models.losses.boxes import box_cxcywh_to_xyxy, iou_and_giou
@@ -27,10 +29,33 @@ def take_pairs(values: Tensor, query: Tensor) -> Tensor:
     return values[sets, query]
 
 
+class _MatchabilityAware(torch.autograd.Function):
+    """Value and gradient in one pass over the logits: the loss is linear in what the gradient needs anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, entries: Tensor, quality: Tensor, gamma: float) -> Tensor:
+        """Sums `(S,)` for logits `(S, N * C)`; `entries` `(S, M)` index the logits of the pairs."""
+        prob = logits.sigmoid()
+        weight = prob.sqrt().mul_(prob) if gamma == 1.5 else prob.pow(gamma)
+        weight.scatter_(1, entries, 0.0)
+        present = F.binary_cross_entropy_with_logits(logits.gather(1, entries), quality, reduction="none").sum(1)
+        loss = torch.linalg.vecdot(weight, F.softplus(logits)) + present
+        gradient = weight.mul_(prob).scatter_(1, entries, prob.gather(1, entries) - quality)
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        """Chain rule; there is no second derivative."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_outputs[0][:, None], None, None, None
+
+
 def matchability_aware_loss(logits: Tensor, query: Tensor, labels: Tensor, iou: Tensor, gamma: float) -> Tensor:
     """Matchability-aware loss (DEIM, Huang et al., 2024, equation 2), without the balance factor.
 
-    Binary cross-entropy towards IoU^gamma at the class of a pair, weighted 1; towards 0 elsewhere, weighted p^gamma.
+    Binary cross-entropy towards IoU^gamma at the class of a pair, weighted 1; towards 0 elsewhere, weighted p^gamma,
+    the weight without gradient.
 
     Args:
         logits: `(S, N, C)`.
@@ -40,17 +65,11 @@ def matchability_aware_loss(logits: Tensor, query: Tensor, labels: Tensor, iou: 
         gamma: exponent.
 
     Returns:
-        `(S,)` sum over queries and classes.
+        `(S,)` sum over queries and classes; differentiable once.
     """
-    sets = torch.arange(logits.shape[0], device=logits.device)[:, None]
-    with torch.no_grad():
-        prob = logits.sigmoid()
-        weight = prob * prob.sqrt() if gamma == 1.5 else prob.pow(gamma)
-        weight[sets, query, labels] = 0.0
-        quality = iou.pow(gamma)
-    absent = (weight * F.softplus(logits)).sum((1, 2))
-    present = F.binary_cross_entropy_with_logits(logits[sets, query, labels], quality, reduction="none").sum(1)
-    return absent + present
+    entries = query * logits.shape[2] + labels
+    loss: Tensor = _MatchabilityAware.apply(logits.flatten(1), entries, iou.pow(gamma), gamma)
+    return loss
 
 
 def box_losses(boxes: Tensor, target_boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
