@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 from carpus.runtime.errors import DataError
+from numpy.typing import NDArray
 
 __all__ = ["CACHE_VARIABLE", "cache_folder", "load_decimated", "read_stl"]
 

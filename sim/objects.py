@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from carpus.sim.shapes import Surface, arc, box, extrude, lathe, sphere, tube
+from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["CLASSES", "DISTRACTORS", "Palette", "Part", "Pose", "TabletopObject", "build_object"]
 

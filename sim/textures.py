@@ -11,9 +11,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
-
 from carpus.runtime.errors import DataError
+from numpy.typing import NDArray
 
 __all__ = ["HELDOUT_FAMILIES", "LABEL_FAMILIES", "SITE_FAMILIES", "TRAIN_FAMILIES", "colour", "draw_texture"]
 

@@ -1,0 +1,109 @@
+"""Offscreen pictures and geom-id maps of a scene."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import mujoco
+import numpy as np
+from carpus.runtime.errors import BackendError
+from carpus.sim.robot import GROUP_ROBOT
+from carpus.sim.scene import GROUP_DISTRACTOR, GROUP_OBJECT, Scene
+from numpy.typing import NDArray
+
+__all__ = ["SceneRenderer"]
+
+_MAX_GEOMS = 2000
+
+
+def _options(groups: tuple[int, ...]) -> mujoco.MjvOption:
+    option = mujoco.MjvOption()
+    option.geomgroup[:] = 0
+    option.geomgroup[list(groups)] = 1
+    option.sitegroup[:] = 0
+    return option
+
+
+class SceneRenderer:
+    """Renders a :class:`~carpus.sim.scene.Scene` from its ego camera.
+
+    Every call sets all renderer state that it depends on, so a picture does not depend on the pictures before it.
+
+    Raises:
+        BackendError: no offscreen OpenGL context can be made.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        height, width = scene.size
+        try:
+            self._context = mujoco.GLContext(width, height)
+            self._context.make_current()
+            self._mjr = mujoco.MjrContext(scene.model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        except Exception as error:
+            raise BackendError(
+                f"cannot make an offscreen OpenGL context: {error}; on Debian or Ubuntu run 'apt-get install "
+                "libegl1 libopengl0 libgl1-mesa-dri', or install libosmesa6 and set MUJOCO_GL=osmesa"
+            ) from error
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._mjr)
+        self._mjv = mujoco.MjvScene(scene.model, maxgeom=_MAX_GEOMS)
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._camera.fixedcamid = scene.camera
+        self._viewport = mujoco.MjrRect(0, 0, width, height)
+        self._all = _options((0, GROUP_ROBOT, GROUP_DISTRACTOR, GROUP_OBJECT))
+        self._objects_only = _options((GROUP_OBJECT,))
+        self._buffer = np.empty((height, width, 3), np.uint8)
+
+    def __enter__(self) -> SceneRenderer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the OpenGL context; the renderer cannot be used afterwards."""
+        if self._context is not None:
+            self._mjr.free()
+            self._context.free()
+            self._context = None
+
+    def upload_texture(self, texture: int) -> None:
+        """Send a texture whose ``model.tex_data`` changed to the renderer."""
+        self._context.make_current()
+        mujoco.mjr_uploadTexture(self._scene.model, self._mjr, texture)
+
+    def _draw(self, option: mujoco.MjvOption, *, shadows: bool, identify: bool) -> NDArray[np.uint8]:
+        self._context.make_current()
+        flags = self._mjv.flags
+        flags[mujoco.mjtRndFlag.mjRND_SHADOW] = shadows
+        flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+        flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = identify
+        flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = identify
+        scene = self._scene
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(scene.model, scene.data, option, None, self._camera, everything, self._mjv)
+        mujoco.mjr_render(self._viewport, self._mjv, self._mjr)
+        mujoco.mjr_readPixels(self._buffer, None, self._viewport, self._mjr)
+        return self._buffer
+
+    def picture(self, shadows: bool = True) -> NDArray[np.uint8]:
+        """Render the scene: ``(height, width, 3) uint8`` RGB."""
+        return self._draw(self._all, shadows=shadows, identify=False)[::-1].copy()
+
+    def geom_ids(self, objects_only: bool = False) -> NDArray[np.int64]:
+        """Render which geom is seen: ``(height, width) int64``, -1 where there is none.
+
+        Args:
+            objects_only: leave out room, robot and distractors, so that only annotated objects hide one another.
+        """
+        pixels = self._draw(self._objects_only if objects_only else self._all, shadows=False, identify=True)
+        geoms = self._mjv.geoms[: self._mjv.ngeom]
+        lookup = np.full(self._mjv.ngeom + 1, -1, np.int64)
+        for geom in geoms:
+            if geom.segid >= 0 and geom.objtype == mujoco.mjtObj.mjOBJ_GEOM:
+                lookup[geom.segid + 1] = geom.objid
+        code = pixels[::-1].astype(np.uint32)
+        return lookup[code[..., 0] | code[..., 1] << 8 | code[..., 2] << 16]
