@@ -42,7 +42,9 @@ def make_anchors(sizes: list[tuple[int, int]], dtype: torch.dtype = torch.float3
         boxes.append(torch.stack([(x + 0.5) / width, (y + 0.5) / height, side, side], -1).reshape(-1, 4))
     anchors = torch.cat(boxes)[None]
     valid = ((anchors > 0.01) & (anchors < 0.99)).all(-1, keepdim=True)
-    return torch.log(anchors / (1.0 - anchors)).masked_fill(~valid, math.inf), valid
+    # The logarithm goes through float64 so that every processor rounds it the same way.
+    unact = torch.log((anchors / (1.0 - anchors)).double()).to(dtype)
+    return unact.masked_fill(~valid, math.inf), valid
 
 
 class DEIMTransformer(nn.Module):

@@ -16,7 +16,7 @@ from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder, compare_stored, input_array
 from tests.goldens.weights import fill_model
 
-__all__ = ["TOLERANCE_FACTOR", "Recorder", "check_forward", "check_schema", "filled_model"]
+__all__ = ["TOLERANCE_FACTOR", "Recorder", "check_forward", "check_schema", "filled_model", "reorder", "row_order"]
 
 TOLERANCE_FACTOR = 4.0
 """A tensor passes within this many times the case's own float32-against-float64 deviation."""
@@ -119,7 +119,7 @@ def check_forward(case: Case) -> Iterator[Check]:
     tensors = {name: tensor.numpy() for name, tensor in {**recorder.tensors, **outputs}.items()}
     deviations = description["float64_check"]["max_abs_difference_float32_vs_float64"]
 
-    order = _row_order(tensors["decoder.topk_index"], stored.get("decoder.topk_index"))
+    order = row_order(tensors["decoder.topk_index"], stored.get("decoder.topk_index"))
     queries = tensors["decoder.topk_index"].shape[1]
     for name, spec in specs.items():
         if name not in stored:
@@ -129,7 +129,7 @@ def check_forward(case: Case) -> Iterator[Check]:
             continue
         ours = tensors[name]
         if order is not None and _is_per_query(name) and ours.ndim >= 2 and ours.shape[1] == queries:
-            ours = ours[:, order]
+            ours = reorder(ours, order)
         if spec["dtype"].startswith("float"):
             # Rounding of the stored value itself, where a tensor happens to deviate by nothing
             floor = 2.0 * float(np.finfo(np.float32).eps) * float(spec.get("absmax", 1.0))
@@ -145,11 +145,13 @@ def _is_per_query(name: str) -> bool:
     )
 
 
-def _row_order(ours: np.ndarray, stored: np.ndarray | None) -> np.ndarray | None:
-    """Order that brings our queries into the stored one, when the same positions were selected (batch 1)."""
-    if stored is None or ours.shape != stored.shape or ours.shape[0] != 1:
+def row_order(ours: np.ndarray, stored: np.ndarray | None) -> np.ndarray | None:
+    """Order (B, Q) that brings our queries into the stored one; None unless the same positions were selected."""
+    if stored is None or ours.shape != stored.shape or (np.sort(ours, 1) != np.sort(stored, 1)).any():
         return None
-    if set(ours[0].tolist()) != set(stored[0].tolist()):
-        return None
-    position = {int(index): row for row, index in enumerate(ours[0])}
-    return np.array([position[int(index)] for index in stored[0]])
+    return np.stack([np.argsort(a)[np.argsort(np.argsort(b))] for a, b in zip(ours, stored, strict=True)])
+
+
+def reorder(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Rows (B, Q, ...) in the order that ``row_order`` found."""
+    return values[np.arange(len(order))[:, None], order]

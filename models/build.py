@@ -1,0 +1,80 @@
+"""Networks and losses by family and variant: a table that later families join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torch import nn
+
+from carpus.models.deimv2.config import VARIANTS, get_config
+from carpus.models.deimv2.model import DEIMv2
+from carpus.models.losses.config import get_criterion_config
+from carpus.models.losses.criterion import DEIMCriterion
+from carpus.runtime.errors import DataError
+
+__all__ = ["FAMILIES", "Family", "build_criterion", "build_model"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a model family is built.
+
+    Attributes:
+        variants: names of its sizes.
+        model: (variant, num_classes, input size or None) -> network.
+        criterion: (variant, num_classes) -> training loss.
+    """
+
+    variants: tuple[str, ...]
+    model: Callable[[str, int, tuple[int, int] | None], nn.Module]
+    criterion: Callable[[str, int], nn.Module]
+
+
+def _deimv2(variant: str, num_classes: int, input_size: tuple[int, int] | None) -> DEIMv2:
+    config = get_config(variant, num_classes)
+    return DEIMv2(config if input_size is None else config.with_input_size(*input_size))
+
+
+def _deimv2_criterion(variant: str, num_classes: int) -> DEIMCriterion:
+    return DEIMCriterion(get_criterion_config(variant, num_classes))
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({"deimv2": Family(tuple(VARIANTS), _deimv2, _deimv2_criterion)})
+"""Model families by name."""
+
+
+def _family(family: str, variant: str) -> Family:
+    if family not in FAMILIES:
+        raise DataError(f"unknown model family {family!r}; known families: {', '.join(FAMILIES)}")
+    entry = FAMILIES[family]
+    if variant not in entry.variants:
+        raise DataError(f"unknown variant {variant!r} of {family}; known variants: {', '.join(entry.variants)}")
+    return entry
+
+
+def build_model(
+    family: str, variant: str, num_classes: int, input_size: tuple[int, int] | None = None
+) -> nn.Module:
+    """A freshly initialised network; seed ``torch`` first for repeatable weights.
+
+    Args:
+        family: name in ``FAMILIES``.
+        variant: one of the family's variants.
+        num_classes: object classes.
+        input_size: (height, width) [px] other than the variant's own.
+
+    Raises:
+        DataError: unknown family or variant, or sizes that cannot be.
+    """
+    return _family(family, variant).model(variant, num_classes, input_size)
+
+
+def build_criterion(family: str, variant: str, num_classes: int) -> nn.Module:
+    """The training loss of a variant with its published settings.
+
+    Raises:
+        DataError: unknown family or variant.
+    """
+    return _family(family, variant).criterion(variant, num_classes)
