@@ -152,7 +152,7 @@ def _check_matches(
 ) -> Iterator[Check]:
     """Assignments of every output set and their union: identical."""
     sets = split_outputs(outputs)[0]
-    packed = pack_targets(targets, criterion.config.num_classes)
+    packed = pack_targets(targets, criterion.config.num_classes, sets.boxes.device)
     own = match(sets.logits.detach(), sets.boxes.detach(), packed, criterion.config.matcher, changed=changed)
     # our query q stands in row rank[q] of the stored order
     rank = np.argsort(order, 1)
