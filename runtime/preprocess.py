@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import cv2
 import numpy as np
-from carpus.runtime.antialias import resize_antialias
+from carpus.runtime.antialias import PolyphaseResizer, pillow_resize
 from carpus.runtime.errors import DataError
 from carpus.runtime.image import load_image
 from carpus.runtime.iospec import Preprocess
@@ -18,6 +18,7 @@ from carpus.runtime.transform import ImageTransform
 __all__ = ["Preprocessor"]
 
 _CV_LIMIT = 32767  # cv2.resize with INTER_LINEAR and INTER_AREA keeps positions in 16 bits
+_MOST_RESIZERS = 4
 
 
 class Preprocessor:
@@ -37,6 +38,7 @@ class Preprocessor:
         self._shift = shift.astype(np.float32)
         self._padding = (spec.pad_value * scale + shift).astype(np.float32)
         self._planes: list[np.ndarray] = []
+        self._resizers: dict[tuple[tuple[int, int], tuple[int, int]], PolyphaseResizer | None] = {}
 
     def __call__(
         self, images: Any, out: np.ndarray | None = None, *, color: Literal["rgb", "bgr"] = "rgb"
@@ -87,37 +89,59 @@ class Preprocessor:
         transform = ImageTransform.fit(self.spec, (image.shape[0], image.shape[1]))
         height, width = transform.content_size
         left, top = transform.offset
-        resized = _resize(image, transform.content_size, self.spec.interpolation)
-        if not self._planes or self._planes[0].shape != (height, width):
-            self._planes = [np.empty((height, width), np.uint8) for _ in range(3)]
-        cv2.split(resized, self._planes)
-        planes = self._planes if self.spec.color == "rgb" else self._planes[::-1]
         window = out[:, top : top + height, left : left + width]
+        self._fill(image, window, transform)
         for channel in range(3):
-            target = window[channel]
-            np.multiply(planes[channel], self._scale[channel], out=target, dtype=np.float32)
             if self._shift[channel]:
-                target += self._shift[channel]
-            if (height, width) != self.spec.size:
-                for border in (
-                    out[channel, :top],
-                    out[channel, top + height :],
-                    out[channel, :, :left],
-                    out[channel, :, left + width :],
-                ):
-                    border[...] = self._padding[channel]
+                window[channel] += self._shift[channel]
+        if (height, width) != self.spec.size:
+            for border in (
+                out[:, :top],
+                out[:, top + height :],
+                out[:, :, :left],
+                out[:, :, left + width :],
+            ):
+                border[...] = self._padding[:, None, None]
         return transform
+
+    def _fill(self, image: np.ndarray, window: np.ndarray, transform: ImageTransform) -> None:
+        """Resize, take channels apart and scale into (3, h, w) float32."""
+        ordered = window if self.spec.color == "rgb" else window[::-1]
+        scale = self._scale if self.spec.color == "rgb" else self._scale[::-1]
+        if self.spec.interpolation == "bilinear_antialias" and transform.source_size != transform.content_size:
+            resizer = self._resizer(transform.source_size, transform.content_size)
+            if resizer is not None:
+                resizer(_packed(image), ordered, scale)
+                return
+        if not self._planes or self._planes[0].shape != transform.content_size:
+            self._planes = [np.empty(transform.content_size, np.uint8) for _ in range(3)]
+        cv2.split(_resize(_packed(image), transform.content_size, self.spec.interpolation), self._planes)
+        for channel in range(3):
+            np.multiply(self._planes[channel], scale[channel], out=ordered[channel], dtype=np.float32)
+
+    def _resizer(self, source: tuple[int, int], target: tuple[int, int]) -> PolyphaseResizer | None:
+        key = (source, target)
+        if key not in self._resizers:
+            while len(self._resizers) >= _MOST_RESIZERS:
+                self._resizers.pop(next(iter(self._resizers)))
+            self._resizers[key] = PolyphaseResizer.plan(source, target)
+        return self._resizers[key]
+
+
+def _packed(image: np.ndarray) -> np.ndarray:
+    """The image with its pixels packed, as OpenCV needs them; rows may be apart."""
+    return image if image.strides[2] == 1 and image.strides[1] == 3 else np.ascontiguousarray(image)
 
 
 def _resize(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
     height, width = image.shape[:2]
     if (height, width) == size:
-        return image if image.strides[2] == 1 and image.strides[1] == 3 else np.ascontiguousarray(image)
+        return image
     if interpolation == "bilinear_antialias":
-        return resize_antialias(image, size)
+        return pillow_resize(image, size)
     method = cv2.INTER_LINEAR if interpolation == "bilinear" else cv2.INTER_AREA
     if max(height, width) >= _CV_LIMIT:
         raise DataError(
             f"image: {width} x {height} pixels is beyond {_CV_LIMIT} on a side, which {interpolation!r} cannot resize"
         )
-    return cv2.resize(np.ascontiguousarray(image), (size[1], size[0]), interpolation=method)
+    return cv2.resize(image, (size[1], size[0]), interpolation=method)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 from carpus.runtime.errors import BundleError
 
@@ -21,18 +20,18 @@ class ParityLimits:
     """Greatest differences allowed between a backend and the trained module, over all images compared.
 
     Attributes:
-        max_box_px: greatest difference of a box corner [px of the source image].
-        max_score: greatest difference of a score, of any class of a compared query.
-        max_unmatched: queries compared that have no counterpart, an image.
-        score_floor: queries whose best score in the reference lies below this are not compared; 0 compares all.
-            Weights rounded to 16 bits reorder and replace the weakest queries, which no robot acts upon.
-        min_queries: compare at least this many of the best queries, whatever the floor (an untrained or unsure model
-            would pass for want of anything to compare).
+        max_box_px: greatest difference of a box edge [px of the source image].
+        max_score: greatest difference of a score, over all classes of a query.
+        detections_differ: detections that one side has and the other lacks, over all images.
+        score_floor: queries are compared when their best score is at least this on either side; 0 compares all.
+            Weights rounded to 16 bits replace some of the weakest queries, which no robot acts upon.
+        min_queries: compare at least this many of an image's best queries, whatever the floor; otherwise a model that
+            is sure of nothing would pass for want of anything to compare.
     """
 
     max_box_px: float
     max_score: float
-    max_unmatched: int = 0
+    detections_differ: int = 0
     score_floor: float = 0.0
     min_queries: int = 0
 
@@ -41,7 +40,7 @@ class ParityLimits:
         return {
             "max_box_px": self.max_box_px,
             "max_score": self.max_score,
-            "max_unmatched": float(self.max_unmatched),
+            "detections_differ": float(self.detections_differ),
         }
 
 
@@ -54,7 +53,7 @@ PARITY: Mapping[str, ParityLimits] = MappingProxyType(
 """Limits by the precision of an artefact's weights."""
 
 
-def parity_limits(precision: Literal["fp32", "fp16", "int8"] | str) -> ParityLimits:
+def parity_limits(precision: str) -> ParityLimits:
     """The limits for a precision.
 
     Raises:
