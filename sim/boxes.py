@@ -79,15 +79,13 @@ def pixel_boxes(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64
         ``(count, 4)`` x0, y0, x1, y1 (exclusive) [px], zeros where a label does not occur, and ``(count,)`` pixels.
     """
     boxes = np.zeros((count, 4), np.int64)
+    pixels = np.bincount(labels.ravel() + 1, minlength=count + 1)[1:]
     rows, columns = np.nonzero(labels >= 0)
     found = labels[rows, columns]
-    pixels = np.bincount(found, minlength=count)
-    low, high = np.full((2, count), labels.size), np.full((2, count), -1)
-    for axis, coordinate in enumerate((columns, rows)):
-        np.minimum.at(low[axis], found, coordinate)
-        np.maximum.at(high[axis], found, coordinate)
-    seen = pixels > 0
-    boxes[seen] = np.stack([low[0], low[1], high[0] + 1, high[1] + 1], 1)[seen]
+    for label in np.flatnonzero(pixels):
+        own = found == label
+        x, y = columns[own], rows[own]  # np.nonzero goes row by row, so y is sorted.
+        boxes[label] = x.min(), y[0], x.max() + 1, y[-1] + 1
     return boxes, pixels
 
 
@@ -96,29 +94,39 @@ def _overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _unhidden_pixels(
-    scene: Scene, renderer: SceneRenderer, shown: Sequence[int], amodal: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Pixels each object would cover alone: objects whose amodal boxes do not meet share one rendering."""
+    scene: Scene, renderer: SceneRenderer, shown: Sequence[int], hidden: Sequence[int], amodal: NDArray[np.float64]
+) -> dict[int, int]:
+    """Pixels that each object of ``hidden`` (rows of ``shown`` and ``amodal``) would cover if nothing stood before it.
+
+    Objects whose amodal boxes do not meet share one rendering.
+    """
     passes: list[list[int]] = []
-    grown = amodal + np.array([-2.0, -2.0, 2.0, 2.0])
-    for k in range(len(shown)):
+    for row in hidden:
         for members in passes:
-            if not any(_overlap(grown[k], grown[other]) for other in members):
-                members.append(k)
+            if not any(_overlap(amodal[row], amodal[other]) for other in members):
+                members.append(row)
                 break
         else:
-            passes.append([k])
-    pixels = np.zeros(len(shown), np.int64)
+            passes.append([row])
+    pixels: dict[int, int] = {}
     group = scene.model.geom_group
     for members in passes:
-        for k, index in enumerate(shown):
-            group[scene.objects[index].geoms] = GROUP_OBJECT if k in members else GROUP_HIDDEN
+        for row, index in enumerate(shown):
+            group[scene.objects[index].geoms] = GROUP_OBJECT if row in members else GROUP_HIDDEN
         labels = scene.geom_object[renderer.geom_ids(objects_only=True)]
         counts = np.bincount(labels[labels >= 0], minlength=len(scene.objects))
-        pixels[members] = counts[[shown[k] for k in members]]
+        pixels.update({row: int(counts[shown[row]]) for row in members})
     for index in shown:
         group[scene.objects[index].geoms] = GROUP_OBJECT
     return pixels
+
+
+def _alone(ids: NDArray[np.int64], geoms: NDArray[np.int64], box: NDArray[np.float64]) -> bool:
+    """Whether nothing but the object's own ``geoms`` and the room is seen within its amodal box."""
+    x0, y0 = (int(v) for v in np.maximum(np.floor(box[:2]) - 1, 0))
+    x1, y1 = (int(v) for v in np.maximum(np.ceil(box[2:]) + 1, 0))
+    window = ids[y0:y1, x0:x1]
+    return bool(((window < 0) | ((window >= geoms[0]) & (window <= geoms[-1]))).all())
 
 
 def amodal_boxes(scene: Scene, shown: Sequence[int]) -> NDArray[np.float64]:
@@ -138,24 +146,22 @@ def amodal_boxes(scene: Scene, shown: Sequence[int]) -> NDArray[np.float64]:
 
 def observe(scene: Scene, renderer: SceneRenderer) -> list[ObjectBox]:
     """Ground truth of every annotated object of which at least one pixel is seen, in the order of ``scene.objects``."""
-    on_table = [
-        index
-        for index, item in enumerate(scene.objects)
-        if item.class_id >= 0 and scene.model.geom_group[item.geoms[0]] == GROUP_OBJECT
-    ]
-    boxes, pixels = pixel_boxes(scene.geom_object[renderer.geom_ids()], len(scene.objects))
-    shown = [index for index in on_table if pixels[index] > 0]
+    ids = renderer.geom_ids()
+    boxes, pixels = pixel_boxes(scene.geom_object[ids], len(scene.objects))
+    shown = [index for index, item in enumerate(scene.objects) if item.class_id >= 0 and pixels[index] > 0]
     if not shown:
         return []
     amodal = amodal_boxes(scene, shown)
-    whole = _unhidden_pixels(scene, renderer, shown, amodal)
+    # An object with nothing else inside its amodal box hides behind nothing; only the others need another look.
+    hidden = [row for row, index in enumerate(shown) if not _alone(ids, scene.objects[index].geoms, amodal[row])]
+    whole = _unhidden_pixels(scene, renderer, shown, hidden, amodal)
     height, width = scene.size
     inside = np.clip(amodal, 0, [width, height, width, height])
     area = np.prod(amodal[:, 2:] - amodal[:, :2], axis=1)
     in_picture = np.prod(inside[:, 2:] - inside[:, :2], axis=1) / np.maximum(area, 1e-9)
     found = []
     for row, index in enumerate(shown):
-        share = min(1.0, pixels[index] / max(1, whole[row])) * in_picture[row]
+        share = min(1.0, pixels[index] / max(1, whole.get(row, pixels[index]))) * in_picture[row]
         x0, y0, x1, y1 = (int(v) for v in boxes[index])
         a0, b0, a1, b1 = (float(v) for v in amodal[row])
         found.append(

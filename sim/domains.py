@@ -35,7 +35,7 @@ class Domain:
         distractors: largest number of distractors.
         layouts: names of :mod:`carpus.sim.layout` arrangements.
         arms_share: probability, for each arm, that it reaches over the table.
-        exposure: gain range of the sensor.
+        exposure: mean brightness, 0..1, that automatic exposure aims at (within its range of gains).
         noise: range of the sensor noise's standard deviation [grey levels].
     """
 
@@ -59,8 +59,8 @@ class Domain:
     roll: float = 6.0
     objects: tuple[int, int] = (3, 9)
     distractors: int = 4
-    arms_share: float = 0.45
-    exposure: _Range = (0.8, 1.2)
+    arms_share: float = 0.35
+    exposure: _Range = (0.30, 0.55)
     noise: _Range = (0.0, 5.0)
 
 
@@ -70,11 +70,11 @@ _TRAIN = Domain(
     backdrop=tuple(TRAIN_FAMILIES),
     light_azimuth=(-130.0, 130.0),
     light_elevation=(35.0, 85.0),
-    key=(0.25, 0.8),
+    key=(0.35, 0.9),
     fill=(0.05, 0.4),
-    ambient=(0.12, 0.4),
+    ambient=(0.2, 0.45),
     tints=((1.0, 1.0, 1.0), (1.0, 0.86, 0.68), (0.82, 0.92, 1.0)),
-    shadow_share=0.5,
+    shadow_share=0.4,
     layouts=("scatter", "cluster"),
 )
 
@@ -84,11 +84,11 @@ _HELDOUT = Domain(
     backdrop=tuple(HELDOUT_FAMILIES),
     light_azimuth=(135.0, 225.0),
     light_elevation=(25.0, 75.0),
-    key=(0.3, 0.9),
+    key=(0.35, 0.95),
     fill=(0.05, 0.35),
-    ambient=(0.1, 0.45),
+    ambient=(0.18, 0.45),
     tints=((0.94, 1.0, 0.88), (1.0, 0.9, 0.95), (0.9, 1.0, 1.0)),
-    shadow_share=0.6,
+    shadow_share=0.5,
     layouts=("row", "ring", "pairs"),
 )
 
@@ -111,7 +111,7 @@ _SITE = Domain(
     look_at=((0.47, 0.49), (-0.06, -0.04)),
     fovy=(64.0, 65.0),
     roll=1.0,
-    exposure=(0.72, 0.8),
+    exposure=(0.2, 0.24),
     noise=(7.0, 9.0),
 )
 

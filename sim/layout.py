@@ -123,7 +123,7 @@ def arrange(
         one placement per footprint, ``None`` where no candidate was free.
     """
     arranged, scattered = LAYOUTS[layout](rng, region, spread), _scatter(rng, region, spread)
-    taken: list[NDArray[np.float64]] = []
+    taken: list[tuple[NDArray[np.float64], NDArray[np.float64], float]] = []  # corners, middle, radius
     places: list[Placement | None] = []
     for footprint in footprints:
         places.append(None)
@@ -133,8 +133,12 @@ def arrange(
             if not accept(place.x, place.y):
                 continue
             corners = _corners(footprint, place)
-            if not any(rectangles_overlap(corners, other, gap) for other in taken):
-                taken.append(corners)
+            centre, radius = corners.mean(0), float(np.hypot(*footprint.half))
+            near = [
+                other for other, at, reach in taken if np.hypot(*(at - centre)) <= radius + reach + gap
+            ]  # Circles first: most candidates are far from most objects.
+            if not any(rectangles_overlap(corners, other, gap) for other in near):
+                taken.append((corners, centre, radius))
                 places[-1] = place
                 break
     return places

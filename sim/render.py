@@ -52,6 +52,8 @@ class SceneRenderer:
         self._camera.fixedcamid = scene.camera
         self._viewport = mujoco.MjrRect(0, 0, width, height)
         self._all = _options((0, GROUP_ROBOT, GROUP_DISTRACTOR, GROUP_OBJECT))
+        # The room hides nothing that stands on its table, so the id maps do without it.
+        self._foreground = _options((GROUP_ROBOT, GROUP_DISTRACTOR, GROUP_OBJECT))
         self._objects_only = _options((GROUP_OBJECT,))
         self._buffer = np.empty((height, width, 3), np.uint8)
 
@@ -83,6 +85,9 @@ class SceneRenderer:
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = identify
         flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = identify
         scene = self._scene
+        # The context keeps its own copy of the texture of each material; without this a changed one has no effect.
+        self._mjr.mat_texid[: scene.model.mat_texid.size] = scene.model.mat_texid.ravel()
+        self._mjr.mat_texrepeat[: scene.model.mat_texrepeat.size] = scene.model.mat_texrepeat.ravel()
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(scene.model, scene.data, option, None, self._camera, everything, self._mjv)
         mujoco.mjr_render(self._viewport, self._mjv, self._mjr)
@@ -94,16 +99,17 @@ class SceneRenderer:
         return self._draw(self._all, shadows=shadows, identify=False)[::-1].copy()
 
     def geom_ids(self, objects_only: bool = False) -> NDArray[np.int64]:
-        """Render which geom is seen: ``(height, width) int64``, -1 where there is none.
+        """Render which geom is seen: ``(height, width) int64``; -1 where it is the room.
 
         Args:
-            objects_only: leave out room, robot and distractors, so that only annotated objects hide one another.
+            objects_only: leave out robot and distractors too, so that only annotated objects hide one another.
         """
-        pixels = self._draw(self._objects_only if objects_only else self._all, shadows=False, identify=True)
-        geoms = self._mjv.geoms[: self._mjv.ngeom]
+        option = self._objects_only if objects_only else self._foreground
+        pixels = self._draw(option, shadows=False, identify=True)[::-1]
         lookup = np.full(self._mjv.ngeom + 1, -1, np.int64)
-        for geom in geoms:
-            if geom.segid >= 0 and geom.objtype == mujoco.mjtObj.mjOBJ_GEOM:
+        for geom in self._mjv.geoms[: self._mjv.ngeom]:
+            if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM:
                 lookup[geom.segid + 1] = geom.objid
-        code = pixels[::-1].astype(np.uint32)
-        return lookup[code[..., 0] | code[..., 1] << 8 | code[..., 2] << 16]
+        # The colour is the geom's number plus one, low byte in red; a scene never holds 2**16 of them.
+        code = pixels[..., 0] + (pixels[..., 1].astype(np.uint16) << 8)
+        return lookup[code]

@@ -22,7 +22,7 @@ GROUP_HIDDEN = 5
 
 _BASE_HEIGHT = 0.95
 _LEAN = 0.3
-_FACES_PER_LINK = 500
+_FACES_PER_LINK = 1200
 _ARM = ("shoulder_pitch", "shoulder_roll", "shoulder_yaw", "elbow_pitch", "wrist_yaw", "wrist_roll", "wrist_pitch")
 _FINGERS = (
     "thumb_proximal_yaw_joint",

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import cv2
+import mujoco
 import numpy as np
-from carpus.sim.arms import ArmPostures, points_hit_boxes
+from carpus.sim.arms import ArmPostures, Posture, points_hit_boxes
 from carpus.sim.boxes import ObjectBox, camera_matrix, camera_pose, observe
 from carpus.sim.domains import Domain, domain_by_name
 from carpus.sim.layout import Footprint, arrange
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 __all__ = ["Sample", "Tabletop"]
 
 _EDGE = 0.05  # Objects keep this far from the table's edge [m].
+_GRAIN_SCALE = 32.0  # Standard deviation of the stored grain [grey levels].
+_LENS_CLEARANCE = 0.27  # Arms keep this far from the camera [m].
 _VIEW_MARGIN = 0.04  # ... and their feet this share of the picture from its border.
 
 
@@ -66,7 +69,8 @@ class Tabletop:
         self.scene = Scene(robot, size, variants)
         self.postures = ArmPostures(self.scene, domain)
         self.renderer = SceneRenderer(self.scene)
-        self._grain = np.random.default_rng(5).standard_normal((size[0] * 2, size[1] * 2, 1), dtype=np.float32)
+        grain = np.random.default_rng(5).standard_normal((size[0] * 2, size[1] * 2, 3), dtype=np.float32)
+        self._grain = np.clip(128.0 + _GRAIN_SCALE * grain, 0.0, 255.0).astype(np.uint8)
         self._by_class = [
             [index for index, item in enumerate(self.scene.objects) if item.class_id == class_id]
             for class_id in range(len(CLASSES))
@@ -106,10 +110,9 @@ class Tabletop:
     def _surfaces(self, rng: np.random.Generator) -> None:
         domain, model = self.domain, self.scene.model
         source = rng if domain.texture_seed is None else np.random.default_rng(domain.texture_seed)
-        for slot in ("table", "floor", "wall"):
-            families = domain.table if slot == "table" else domain.backdrop
+        for slot, families in (("table", domain.table), ("backdrop", domain.backdrop)):
             self._write_texture(slot, families[int(source.integers(len(families)))], source)
-            material = self.scene.materials[slot]
+        for slot, material in self.scene.materials.items():
             repeat = source.uniform(*domain.repeat)
             aspect = (TABLE_Y[1] - TABLE_Y[0]) / (TABLE_X[1] - TABLE_X[0]) if slot == "table" else 1.0
             model.mat_texrepeat[material] = [repeat, repeat * aspect]
@@ -119,7 +122,7 @@ class Tabletop:
     def _labels(self, rng: np.random.Generator) -> None:
         families = tuple(LABEL_FAMILIES)
         for slot in range(LABEL_SLOTS):
-            self._write_texture(f"label{slot}", families[slot % len(families)], rng)
+            self._write_texture(f"label{slot}", families[slot], rng)
 
     def _tint(self, rng: np.random.Generator) -> NDArray[np.float64]:
         tints = np.asarray(self.domain.tints)
@@ -160,9 +163,7 @@ class Tabletop:
         up = np.cross(right, forward)
         right, up = np.cos(roll) * right + np.sin(roll) * up, np.cos(roll) * up - np.sin(roll) * right
         model.cam_pos[camera], model.cam_fovy[camera] = position, fovy
-        mujoco_quat = np.empty(4)
-        _matrix_to_quat(mujoco_quat, np.stack([right, up, -forward], 1))
-        model.cam_quat[camera] = mujoco_quat
+        mujoco.mju_mat2Quat(model.cam_quat[camera], np.stack([right, up, -forward], 1).ravel())
         self.scene.update_kinematics()
 
     def _view(self, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -247,7 +248,7 @@ class Tabletop:
             shine = rng.uniform(0.0, palette.shininess)
             labelled = bool(palette.labels) and rng.random() < palette.label_share
             family = palette.labels[int(rng.integers(len(palette.labels)))] if palette.labels else families[0]
-            slot = families.index(family) + len(families) * int(rng.integers(LABEL_SLOTS // len(families)))
+            slot = families.index(family)
             if first is not None and palette is first[0]:  # Parts of one palette are one piece, as a mug's handle.
                 _, paint, shine, labelled, slot = first
                 labelled = False
@@ -262,25 +263,28 @@ class Tabletop:
             posture = self.postures.resting[side]
             if rng.random() < self.domain.arms_share:
                 for index in rng.permutation(len(library))[:6]:
-                    if not points_hit_boxes(library[index].points, low, high):
+                    if self.posture_is_free(library[index], low, high):
                         posture = library[index]
                         break
             self.postures.apply(side, posture)
 
+    def posture_is_free(self, posture: Posture, low: NDArray[Any], high: NDArray[Any]) -> bool:
+        """Whether an arm keeps clear of the boxes ``low``, ``high (B, 3)`` [m] and does not cover the lens."""
+        camera = self.scene.data.cam_xpos[self.scene.camera]
+        if np.linalg.norm(posture.points - camera, axis=1).min() < _LENS_CLEARANCE:
+            return False
+        return not points_hit_boxes(posture.points, low, high)
+
     def expose(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-        """What a sensor adds: gain, gamma, slight blur and grain."""
-        gain, gamma = rng.uniform(*self.domain.exposure), rng.uniform(0.85, 1.2)
-        curve = 255.0 * np.clip(gain * (np.arange(256) / 255.0) ** gamma, 0.0, 1.0)
+        """What a sensor does: automatic exposure, gamma, slight blur and grain."""
+        wanted, gamma = rng.uniform(*self.domain.exposure), rng.uniform(0.85, 1.2)
         blur, noise = rng.uniform(0.0, 0.9), rng.uniform(*self.domain.noise)
         dy, dx = int(rng.integers(image.shape[0])), int(rng.integers(image.shape[1]))
+        gain = np.clip(wanted / max(float(image[::8, ::8].mean()) / 255.0, 1e-3), 0.6, 2.5)
+        curve = 255.0 * np.clip(gain * np.arange(256) / 255.0, 0.0, 1.0) ** gamma
+        image = cv2.LUT(image, (curve + 0.5).astype(np.uint8))
         if blur > 0.45:
             image = cv2.GaussianBlur(image, (3, 3), blur)
         grain = self._grain[dy : dy + image.shape[0], dx : dx + image.shape[1]]
-        noisy = curve.astype(np.float32)[image] + noise * grain
-        return np.clip(noisy + 0.5, 0.0, 255.0).astype(np.uint8)
-
-
-def _matrix_to_quat(out: NDArray[np.float64], matrix: NDArray[np.float64]) -> None:
-    import mujoco
-
-    mujoco.mju_mat2Quat(out, np.ascontiguousarray(matrix).ravel())
+        weight = noise / _GRAIN_SCALE
+        return cv2.addWeighted(image, 1.0, grain, weight, -128.0 * weight)
