@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import lightning_fabric
 import numpy as np
 import torch
-from torch import Tensor, nn
-
 from carpus.models.data.coco import CategoryMap, CocoDataset
 from carpus.models.data.loader import Batch, BatchPlan, SampleAugmenter, training_batches
 from carpus.models.data.store import ImageStore
@@ -30,6 +28,7 @@ from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
 from carpus.runtime.errors import CarpusError
 from carpus.runtime.spec import Preprocess
+from torch import Tensor, nn
 
 __all__ = ["Engine", "EngineParts", "Progress", "TrainingError"]
 
@@ -169,7 +168,7 @@ class Engine:
         while progress.epoch < parts.recipe.epochs:
             if progress.batch == 0 and progress.epoch == parts.recipe.ema_restart_epoch:
                 self._restart_from_best()
-            saved = started = self._clock()
+            saved = self._clock()
             while progress.batch < parts.plan.batches_per_epoch:
                 batch_started = self._clock()
                 batch = next(batches)
@@ -182,7 +181,6 @@ class Engine:
                 if now - saved > parts.config.checkpoint_minutes * 60.0 > 0.0:
                     self.save()
                     saved = self._clock()
-            del started
             if not self._finish_epoch(guard):
                 self.save()
                 return False
@@ -202,8 +200,8 @@ class Engine:
         if not math.isfinite(losses.total):
             terms = ", ".join(f"{name} {value:.4g}" for name, value in losses.terms.items())
             raise TrainingError(
-                f"The loss is {losses.total} at epoch {progress.epoch}, batch {progress.batch} ({terms}). The checkpoint in "
-                f"{self._out} is from before; train again with a lower learning rate or a lower clip norm."
+                f"The loss is {losses.total} at epoch {progress.epoch}, batch {progress.batch} ({terms}). The "
+                f"checkpoint in {self._out} is from before; train again with a lower learning rate or clip norm."
             )
         progress.batch += 1
         progress.step += 1
@@ -214,14 +212,13 @@ class Engine:
             parts.writer.add_scalar("step/lr", losses.lr, progress.step)
             parts.writer.add_scalar("step/grad_norm", losses.grad_norm, progress.step)
         if parts.listener is not None:
-            size = parts.plan.batch_size * parts.plan.world_size
             parts.listener.on_step(
                 StepReport(
                     progress.epoch,
                     parts.recipe.epochs,
                     progress.batch,
                     parts.plan.batches_per_epoch,
-                    size,
+                    parts.plan.batch_size * parts.plan.world_size,
                     self._clock() - started,
                     waited,
                     losses,
@@ -257,7 +254,11 @@ class Engine:
             **self._running.means(),
             "seconds": round(progress.seconds, 2),
             "images_per_second": round(
-                parts.plan.batches_per_epoch * parts.plan.batch_size * parts.plan.world_size / max(progress.seconds, 1e-9), 2
+                parts.plan.batches_per_epoch
+                * parts.plan.batch_size
+                * parts.plan.world_size
+                / max(progress.seconds, 1e-9),
+                2,
             ),
             **metrics,
         }

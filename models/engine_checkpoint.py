@@ -124,6 +124,4 @@ def load_trained_weights(path: Path) -> TrainedWeights:
             seed=content["seed"],
         )
     except KeyError as error:
-        raise DataError(
-            f"{path} lacks the field {error.args[0]!r}; it was not written by this training."
-        ) from None
+        raise DataError(f"{path} lacks the field {error.args[0]!r}; it was not written by this training.") from None

@@ -88,8 +88,8 @@ class LogListener:
         if elapsed < self._every:
             return
         logger.info(
-            "epoch %d/%d, batch %d/%d: loss %.3f, lr %.2e, grad %.2f, %.1f images/s, %.2f it/s, %.0f %% waiting for data, "
-            "%s left",
+            "epoch %d/%d, batch %d/%d: loss %.3f, lr %.2e, grad %.2f, %.1f images/s, %.2f it/s, "
+            "%.0f %% waiting for data, %s left",
             report.epoch + 1,
             report.epochs,
             report.batch,

@@ -57,7 +57,9 @@ def write_json_atomic(content: Any, path: Path) -> None:
     """Writes JSON to a temporary name and renames it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -95,7 +97,9 @@ def draw_learning_curve(history: Sequence[Mapping[str, Any]], path: Path, title:
         marked = [record for record in scored if record.get(key) is not None]
         if marked:
             values = [record[key] for record in marked]
-            right.plot([r["epoch"] for r in marked], values, marker=".", color=colour, label=f"{label}, last {values[-1]:.3f}")
+            right.plot(
+                [r["epoch"] for r in marked], values, marker=".", color=colour, label=f"{label}, last {values[-1]:.3f}"
+            )
     right.set_xlabel("epoch")
     right.set_ylabel("average precision, averaged weights")
     right.set_ylim(0, 1)

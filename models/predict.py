@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
-
 from carpus.runtime.detections import Detections
-from carpus.runtime.postprocess import Postprocessor
+from carpus.runtime.postprocess import postprocess
 from carpus.runtime.preprocess import Preprocessor
 from carpus.runtime.spec import Postprocess, Preprocess
+from numpy.typing import NDArray
+from torch import nn
 
 __all__ = ["ModelDetector", "deimv2_preprocess"]
 
@@ -42,7 +41,7 @@ class ModelDetector:
     ) -> None:
         """
         Args:
-            model: gives ``pred_logits`` (B, Q, C) and ``pred_boxes`` (B, Q, 4); left in the mode it is in between calls.
+            model: gives ``pred_logits`` (B, Q, C) and ``pred_boxes`` (B, Q, 4); a call leaves its mode as it was.
             class_names: names of its classes.
             preprocess: how images enter it.
             score_threshold: detections below are left out; 0 for evaluation.
@@ -52,7 +51,8 @@ class ModelDetector:
         """
         self._model = model
         self._preprocessor = Preprocessor(preprocess)
-        self._postprocessor = Postprocessor(Postprocess(top_k=top_k, score_threshold=score_threshold), tuple(class_names))
+        self._postprocess = Postprocess(top_k=top_k, score_threshold=score_threshold)
+        self._class_names = tuple(class_names)
         self._device = device if device is not None else torch.device("cpu")
         self._channels_last = channels_last
 
@@ -72,5 +72,6 @@ class ModelDetector:
         logits = outputs["pred_logits"].float().cpu().numpy()
         boxes = outputs["pred_boxes"].float().cpu().numpy()
         return [
-            self._postprocessor(logits[index], boxes[index], transform) for index, transform in enumerate(transforms)
+            postprocess(logits[index], boxes[index], transform, self._postprocess, self._class_names)
+            for index, transform in enumerate(transforms)
         ]

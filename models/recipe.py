@@ -99,7 +99,7 @@ class Recipe:
         Args:
             epochs: the new length.
             batches_per_epoch: when given, warm-up is held to a tenth of training and the averaged weights reach back
-                over no more than a twentieth of it, which an untouched official recipe needs only on small datasets.
+                over no more than a tenth, which matters where data is small or epochs are few.
         """
         ratio = epochs / self.epochs
 
@@ -121,7 +121,7 @@ class Recipe:
 
     def fitted(self, iterations: int) -> Recipe:
         """Warm-up and averaging shortened where training is too short for them."""
-        reach = min(1.0 / (1.0 - self.ema_decay), max(iterations / 20, 10.0))
+        reach = min(1.0 / (1.0 - self.ema_decay), max(iterations / 10, 10.0))
         return replace(
             self,
             warmup_iterations=min(self.warmup_iterations, max(iterations // 10, 1)),

@@ -97,10 +97,15 @@ class BatchPlan:
         """Full batches in an epoch; images that do not fill one wait for another epoch's order."""
         return max(self.num_samples // (self.batch_size * self.world_size), 1)
 
+    @property
+    def images_per_epoch(self) -> int:
+        """Images that all processes see in an epoch."""
+        return self.batches_per_epoch * self.batch_size * self.world_size
+
     def epoch(self, epoch: int) -> NDArray[np.int64]:
         """Dataset positions (batches_per_epoch, batch_size) of this process."""
         rng = np.random.default_rng([self.seed, epoch, _ORDER])
-        wanted = self.batches_per_epoch * self.batch_size * self.world_size
+        wanted = self.images_per_epoch
         order = rng.permutation(self.num_samples)
         while len(order) < wanted:  # fewer images than one batch holds
             order = np.concatenate([order, rng.permutation(self.num_samples)])
