@@ -171,7 +171,7 @@ def _check_losses(
     total = torch.stack(list(losses.values())).sum()
     error = abs(float(total.detach()) / expected["total"] - 1)
     yield Check(f"{moment} total", error, LOSS_TOLERANCE, "relative")
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
     for name, value in expected["gradient_l2_of_total_wrt_inputs"].items():
         head, tensor = name.split(".")
         gradient = outputs[head][tensor].grad
