@@ -1,10 +1,10 @@
 """Antialiased bilinear resize, equal to Pillow's within one grey level and several times faster for camera sizes.
 
 Pillow's BILINEAR weighs source pixel ``k`` for the output pixel with centre ``c = (o + 1/2) p / q`` (``p / q`` the
-reduced ratio of the sizes) by ``max(0, 1 - |k + 1/2 - c| / s)``, ``s = max(p / q, 1)``, and divides by the sum over the
-pixels that exist. Times ``2 q s`` these weights are whole numbers that repeat every ``q`` outputs, so the sums are taken
-over whole planes, one (phase, tap) at a time, in 16-bit integers that numpy adds a vector at a time. Outputs whose window
-leaves the image are redone one by one.
+reduced ratio of the sizes) by ``max(0, 1 - |k + 1/2 - c| / s)``, ``s = max(p / q, 1)``, and divides by the sum over
+the pixels that exist. Times ``2 q s`` these weights are whole numbers that repeat every ``q`` outputs, so the sums
+are taken over whole planes, one (phase, tap) at a time, in 16-bit integers that numpy adds a vector at a time.
+Outputs whose window leaves the image are redone one by one.
 """
 
 from __future__ import annotations
