@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from carpus.models.data.augment_config import AugmentConfig
 from carpus.models.engine_events import LogListener, StepReport, TrainListener
 from carpus.models.recipe import Recipe, get_recipe
 from carpus.models.train import train
@@ -76,11 +77,23 @@ class Train:
     strong_until: int | None = None
     """First epoch without any strong augmentation."""
     mosaic_prob: float | None = None
-    """Probability of a mosaic."""
+    """Probability of a mosaic instead of zoom-out and crop."""
+    photometric_prob: float | None = None
+    """Probability of each distortion of colour."""
+    zoom_out_prob: float | None = None
+    """Probability of shrinking the image into black."""
+    crop_prob: float | None = None
+    """Probability of a crop."""
+    min_box_size: float | None = None
+    """Smallest side of a target after augmentation [px]."""
     mixup_prob: float | None = None
     """Probability that a batch is mixed up."""
+    mixup_epochs: tuple[int, int] | None = None
+    """Range of epochs with that."""
     copyblend_prob: float | None = None
     """Probability that objects are pasted into a batch."""
+    copyblend_epochs: tuple[int, int] | None = None
+    """Range of epochs with that."""
     matcher_change_epoch: int | None = None
     """Epoch from which pairs are made by IoU^4 times score."""
     num_denoising: int | None = None
@@ -132,11 +145,16 @@ class Train:
         recipe = get_recipe(self.recipe, self.variant)
         if self.epochs is not None:
             recipe = recipe.scaled(self.epochs)
-        recipe_fields = {field.name for field in dataclasses.fields(Recipe)} - {"epochs"}
-        changes = {name: getattr(self, name) for name in recipe_fields if getattr(self, name, None) is not None}
+        augment = dataclasses.replace(recipe.augment, **self._given(AugmentConfig))
+        changes = {"augment": augment, **self._given(Recipe, "epochs")}
         shared = {field.name for field in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(Train)}
         options = {name: getattr(self, name) for name in shared - {"recipe"}}
         return TrainConfig(recipe=dataclasses.replace(recipe, **changes), **options)
+
+    def _given(self, kind: type, *leave: str) -> dict[str, Any]:
+        """The options that belong to a configuration class and were given."""
+        names = {field.name for field in dataclasses.fields(kind)} - set(leave)
+        return {name: getattr(self, name) for name in names if getattr(self, name, None) is not None}
 
     def run(self) -> int:
         """Trains; 0 when complete, 130 when interrupted."""

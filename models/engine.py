@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning_fabric
 import numpy as np
 import torch
+from carpus.models.data.batch_augment import BatchAugmenter
 from carpus.models.data.coco import CategoryMap, CocoDataset
 from carpus.models.data.loader import Batch, BatchPlan, SampleAugmenter, training_batches
 from carpus.models.data.store import ImageStore
@@ -28,7 +29,7 @@ from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
 from carpus.runtime.errors import CarpusError
 from carpus.runtime.spec import Preprocess
-from torch import Tensor, nn
+from torch import nn
 
 __all__ = ["Engine", "EngineParts", "Progress", "TrainingError"]
 
@@ -39,14 +40,6 @@ class TrainingError(CarpusError):
     """Training cannot go on: the loss is no longer finite."""
 
     exit_code = 1
-
-
-class BatchMixer(Protocol):
-    """What `carpus.models.data.batch_augment.BatchAugmenter` does: mixes the images of a batch."""
-
-    def __call__(
-        self, images: Tensor, targets: list[dict[str, Tensor]], rng: np.random.Generator, epoch: int
-    ) -> tuple[Tensor, list[dict[str, Tensor]]]: ...
 
 
 class _Stopped(Exception):
@@ -88,7 +81,7 @@ class EngineParts:
         step: carries out a step.
         ema: averaged weights.
         store, augmenter, plan: training data.
-        mixer: batch-level augmentation, or None.
+        mixer: batch-level augmentation.
         categories: the classes.
         val: validation data, or None.
         preprocess: how validation images enter the model.
@@ -108,7 +101,7 @@ class EngineParts:
     store: ImageStore
     augmenter: SampleAugmenter
     plan: BatchPlan
-    mixer: BatchMixer | None
+    mixer: BatchAugmenter
     categories: CategoryMap
     val: CocoDataset | None
     preprocess: Preprocess
@@ -191,7 +184,7 @@ class Engine:
         waited = self._clock() - started
         images = batch.nchw(parts.fabric.device, channels_last=parts.config.channels_last)
         targets = parts.fabric.to_device(batch.targets)
-        if parts.mixer is not None:
+        if parts.mixer.active(progress.epoch):
             rng = np.random.default_rng([parts.config.seed, progress.step, _MIX, parts.fabric.global_rank])
             images, targets = parts.mixer(images, targets, rng, progress.epoch)
         if progress.batch == 0 and self._pictures_due():
@@ -343,7 +336,7 @@ class Engine:
             "variant": parts.config.variant,
             "input_size": list(parts.preprocess.size),
             "classes": {"names": list(parts.categories.names), "dataset_ids": list(parts.categories.dataset_ids)},
-            "recipe": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(parts.recipe).items()},
+            "recipe": parts.recipe.as_dict(),
             "seed": parts.config.seed,
             "data": parts.fingerprint,
             "progress": {"epoch": progress.epoch, "batch": progress.batch, "step": progress.step},

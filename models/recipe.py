@@ -6,9 +6,11 @@ Sources: the published DEIMv2 configurations (arXiv:2509.20787) for ``official``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
+from carpus.models.data.augment_config import AugmentConfig, get_augment_config
 from carpus.models.schedule import FlatCosine
 from carpus.runtime.errors import DataError
 
@@ -34,13 +36,7 @@ class Recipe:
         flat_epochs: epochs at full learning rate, warm-up included; beyond ``epochs``: it never falls.
         final_lr_factor: learning rate at the end relative to ``lr``.
         no_aug_epochs: closing epochs at the final rate and without strong augmentation.
-        strong_from: first epoch with mosaic, photometric distortion, zoom-out and crop.
-        mosaic_until: first epoch without mosaic (and batch-level mixing).
-        strong_until: first epoch without any of the strong augmentations.
-        mosaic_prob: probability of a mosaic instead of zoom-out and crop.
-        mixup_prob: probability that a batch is mixed up.
-        copyblend_prob: probability that a batch gets objects pasted in, when it is not mixed up.
-        min_box_size: boxes with a side shorter than this after augmentation are no targets [px].
+        augment: augmentation of samples and batches, and in which epochs.
         matcher_change_epoch: epoch from which the matcher uses IoU^4 times the score.
         num_denoising: denoising queries; 0 turns them off.
         ema_decay: decay of the averaged weights.
@@ -60,13 +56,7 @@ class Recipe:
     flat_epochs: int = 0
     final_lr_factor: float = 0.5
     no_aug_epochs: int = 0
-    strong_from: int = 0
-    mosaic_until: int = 0
-    strong_until: int = 0
-    mosaic_prob: float = 0.5
-    mixup_prob: float = 0.0
-    copyblend_prob: float = 0.0
-    min_box_size: float = 1.0
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     matcher_change_epoch: int = 0
     num_denoising: int = 100
     ema_decay: float = 0.9999
@@ -80,9 +70,8 @@ class Recipe:
         for name in ("lr", "weight_decay", "clip_norm", "warmup_iterations", "no_aug_epochs", "backbone_lr_factor"):
             if not getattr(self, name) >= 0:
                 raise DataError(f"Recipe.{name} must not be negative, got {getattr(self, name)}.")
-        for name in ("mosaic_prob", "mixup_prob", "copyblend_prob", "final_lr_factor"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise DataError(f"Recipe.{name} must be in 0..1, got {getattr(self, name)}.")
+        if not 0.0 <= self.final_lr_factor <= 1.0:
+            raise DataError(f"Recipe.final_lr_factor must be in 0..1, got {self.final_lr_factor}.")
 
     def schedule(self, batches_per_epoch: int) -> FlatCosine:
         """The learning-rate schedule in iterations."""
@@ -106,18 +95,35 @@ class Recipe:
         def move(epoch: int) -> int:
             return round(epoch * ratio)
 
+        augment = replace(
+            self.augment,
+            strong_from=move(self.augment.strong_from),
+            mosaic_until=move(self.augment.mosaic_until),
+            strong_until=move(self.augment.strong_until),
+            mixup_epochs=(move(self.augment.mixup_epochs[0]), move(self.augment.mixup_epochs[1])),
+            copyblend_epochs=(move(self.augment.copyblend_epochs[0]), move(self.augment.copyblend_epochs[1])),
+        )
         recipe = replace(
             self,
             epochs=epochs,
             flat_epochs=move(self.flat_epochs),
             no_aug_epochs=move(self.no_aug_epochs),
-            strong_from=move(self.strong_from),
-            mosaic_until=move(self.mosaic_until),
-            strong_until=move(self.strong_until),
+            augment=augment,
             matcher_change_epoch=move(self.matcher_change_epoch),
             ema_restart_epoch=None if self.ema_restart_epoch is None else move(self.ema_restart_epoch),
         )
         return recipe if batches_per_epoch is None else recipe.fitted(epochs * batches_per_epoch)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as checkpoints hold them."""
+        values = {name: _plain(value) for name, value in asdict(self).items() if name != "augment"}
+        return {**values, "augment": {name: _plain(value) for name, value in asdict(self.augment).items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        """The recipe that `as_dict` wrote."""
+        augment = AugmentConfig(**{name: _frozen(value) for name, value in values["augment"].items()})
+        return cls(**{name: _frozen(value) for name, value in values.items() if name != "augment"}, augment=augment)
 
     def fitted(self, iterations: int) -> Recipe:
         """Warm-up and averaging shortened where training is too short for them."""
@@ -130,6 +136,14 @@ class Recipe:
         )
 
 
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 _LITE = Recipe(
     epochs=500,
     batch_size=128,
@@ -138,10 +152,7 @@ _LITE = Recipe(
     flat_epochs=250,
     final_lr_factor=0.5,
     no_aug_epochs=32,
-    strong_from=4,
-    mosaic_until=250,
-    strong_until=400,
-    min_box_size=10.0,
+    augment=get_augment_config("femto"),
     matcher_change_epoch=450,
     ema_restart_epoch=468,
 )
@@ -156,11 +167,16 @@ _TABLETOP = Recipe(
     flat_epochs=24,
     final_lr_factor=0.02,
     no_aug_epochs=4,
-    strong_from=2,
-    mosaic_until=30,
-    strong_until=52,
-    mosaic_prob=0.3,
-    min_box_size=4.0,
+    augment=AugmentConfig(
+        strong_from=2,
+        mosaic_until=30,
+        strong_until=52,
+        mosaic_prob=0.3,
+        zoom_out_prob=0.3,
+        zoom_out_sides=(1.0, 1.8),
+        crop_prob=0.5,
+        min_box_size=4.0,
+    ),
     matcher_change_epoch=50,
     num_denoising=100,
     ema_decay=0.998,
@@ -171,9 +187,9 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
     {
         "official": MappingProxyType(
             {
-                "atto": replace(_LITE, lr=2e-3, decay_biases=True, mosaic_prob=0.3, min_box_size=12.0),
+                "atto": replace(_LITE, lr=2e-3, decay_biases=True, augment=get_augment_config("atto")),
                 "femto": _LITE,
-                "pico": replace(_LITE, min_box_size=8.0),
+                "pico": replace(_LITE, augment=get_augment_config("pico")),
                 "n": Recipe(
                     epochs=160,
                     batch_size=32,
@@ -182,12 +198,7 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
                     flat_epochs=7800,
                     final_lr_factor=1.0,
                     no_aug_epochs=12,
-                    strong_from=4,
-                    mosaic_until=78,
-                    strong_until=148,
-                    mosaic_prob=0.5,
-                    mixup_prob=0.5,
-                    copyblend_prob=0.4,
+                    augment=get_augment_config("n"),
                     matcher_change_epoch=136,
                     ema_restart_epoch=148,
                 ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ import cv2
 import lightning_fabric
 import torch
 from carpus.models.build import build_criterion, build_model
+from carpus.models.data.augment import Augmenter
+from carpus.models.data.batch_augment import BatchAugmenter
 from carpus.models.data.coco import CocoDataset, locate_split
 from carpus.models.data.coco_reader import load_coco
 from carpus.models.data.loader import BatchPlan
 from carpus.models.data.store import ImageStore
 from carpus.models.ema import ModelEMA
 from carpus.models.engine import Engine, EngineParts, Progress
-from carpus.models.engine_augment import make_augmenter, make_mixer
 from carpus.models.engine_budget import epochs_within
 from carpus.models.engine_checkpoint import load_checkpoint
 from carpus.models.engine_events import LogListener, TrainListener
@@ -226,9 +227,9 @@ def _assemble(
         step=TrainStep(fabric, module, fabric_optimizer, ema, recipe, schedule, config.seed),
         ema=ema,
         store=store,
-        augmenter=make_augmenter(recipe, (height, width)),
+        augmenter=Augmenter(recipe.augment, (height, width)),
         plan=plan,
-        mixer=make_mixer(recipe),
+        mixer=BatchAugmenter(recipe.augment),
         categories=data.categories,
         val=val,
         preprocess=deimv2_preprocess((height, width)),
@@ -250,8 +251,7 @@ def _recipe(
 ) -> Recipe:
     """The recipe carried out: the wished one, its epochs fitted to a time budget, short enough for the data."""
     if resumed is not None:
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in resumed["recipe"].items()}
-        return Recipe(**values)
+        return Recipe.from_dict(resumed["recipe"])
     recipe = config.recipe
     if config.max_minutes is not None:
         epochs = epochs_within(config, plan, model, store, val)
@@ -264,4 +264,4 @@ def _recipe(
         listener.on_message(
             f"short training: warm-up {fitted.warmup_iterations} iterations, averaging decay {fitted.ema_decay:.5f}"
         )
-    return replace(fitted)
+    return fitted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +99,8 @@ class TrainConfig:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the weights, as plain values; runs that differ in one must not share a folder."""
+        recipe = self.recipe.as_dict()
+        augment = recipe.pop("augment")
         return {
             "family": self.family,
             "variant": self.variant,
@@ -109,9 +111,6 @@ class TrainConfig:
             "freeze_norm": self.freeze_norm,
             "input_size": None if self.input_size is None else list(self.input_size),
             "cache_scale": self.cache_scale,
-            **{f"recipe.{name}": _plain(value) for name, value in asdict(self.recipe).items()},
+            **{f"recipe.{name}": value for name, value in recipe.items()},
+            **{f"recipe.augment.{name}": value for name, value in augment.items()},
         }
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
