@@ -218,6 +218,7 @@ def test_unsafe_zips_are_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_a_zip_with_one_name_twice_is_refused(folder: Path, tmp_path: Path) -> None:
     entries: list[Entry] = [("manifest.json", _manifest_bytes(folder)), ("a", b"1"), ("a", b"2")]
+    # MARKW
     with pytest.warns(UserWarning, match="Duplicate name"):
         path = _zip(tmp_path / "t.zip", entries)
     with pytest.raises(BundleError, match=r"'a' is in the \.zip twice"):
@@ -346,5 +347,5 @@ def test_drafts_have_no_artefacts_and_are_not_bundles(copy: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["policy", "hand_pose"])
 def test_other_kinds_of_bundle_have_room(kind: str) -> None:
-    manifest = dataclasses.replace(tiny_manifest(), kind=kind, preprocess=None, postprocess=None, classes=())  # type: ignore[arg-type]
+    manifest = dataclasses.replace(tiny_manifest(), kind=kind, preprocess=None, postprocess=None, classes=())
     assert Manifest.loads(manifest.dumps()) == manifest

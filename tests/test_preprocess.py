@@ -76,7 +76,7 @@ def test_antialias_is_pillows_for_any_image_size(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("name", "flag"), [("bilinear", cv2.INTER_LINEAR), ("area", cv2.INTER_AREA)])
 def test_opencv_interpolations(name: str, flag: int) -> None:
     image = noise(123, 77)
-    tensor, _ = Preprocess((64, 48), interpolation=name)(image)  # type: ignore[arg-type]
+    tensor, _ = Preprocess((64, 48), interpolation=name)(image)
     np.testing.assert_allclose(
         tensor[0].transpose(1, 2, 0), cv2.resize(image, (48, 64), interpolation=flag) / 255, atol=1e-6
     )
@@ -95,8 +95,8 @@ def test_normalisation_and_channel_order() -> None:
 @pytest.mark.parametrize("interpolation", ["bilinear_antialias", "bilinear"])
 def test_bgr_model_sees_swapped_channels_after_a_resize(interpolation: str) -> None:
     image = noise(480, 640)
-    rgb, _ = Preprocess((320, 320), interpolation=interpolation, mean=(0.1, 0.2, 0.3))(image)  # type: ignore[arg-type]
-    bgr, _ = Preprocess((320, 320), interpolation=interpolation, mean=(0.3, 0.2, 0.1), color="bgr")(image)  # type: ignore[arg-type]
+    rgb, _ = Preprocess((320, 320), interpolation=interpolation, mean=(0.1, 0.2, 0.3))(image)
+    bgr, _ = Preprocess((320, 320), interpolation=interpolation, mean=(0.3, 0.2, 0.1), color="bgr")(image)
     np.testing.assert_array_equal(rgb[:, ::-1], bgr)
 
 
@@ -162,7 +162,7 @@ sizes = st.tuples(st.integers(1, 5000), st.integers(1, 5000))
 @settings(max_examples=200, deadline=None)
 @given(sizes, st.tuples(st.integers(8, 1024), st.integers(8, 1024)), st.sampled_from(["stretch", "letterbox"]))
 def test_boxes_return_to_the_source(source: tuple[int, int], model: tuple[int, int], resize: str) -> None:
-    transform = Preprocess(model, resize=resize).transform(source)  # type: ignore[arg-type]
+    transform = Preprocess(model, resize=resize).transform(source)
     height, width = source
     boxes = np.array([[0, 0, width, height], [0.25 * width, 0.1 * height, 0.5 * width, 0.9 * height]], np.float64)
     inside = transform.to_model(boxes)
@@ -177,7 +177,7 @@ def test_transform_says_where_the_pixels_went(resize: str) -> None:
     """The centre of a bright square, found in the model's input, maps back to where it was drawn."""
     image = np.zeros((480, 640, 3), np.uint8)
     image[100:180, 400:480] = 255
-    tensor, (transform,) = Preprocess((320, 320), resize=resize, pad_value=0)(image)  # type: ignore[arg-type]
+    tensor, (transform,) = Preprocess((320, 320), resize=resize, pad_value=0)(image)
     weight = tensor[0, 0].astype(np.float64)
     y, x = (np.mgrid[0:320, 0:320] + 0.5) * weight
     centre = np.array([x.sum(), y.sum(), x.sum(), y.sum()]) / weight.sum()
@@ -202,7 +202,7 @@ def test_transform_says_where_the_pixels_went(resize: str) -> None:
 )
 def test_wrong_specs_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(BundleError, match=message.replace(".", r"\.")):
-        dataclasses.replace(Preprocess((320, 320)), **change)  # type: ignore[arg-type]
+        dataclasses.replace(Preprocess((320, 320)), **change)
 
 
 @pytest.mark.parametrize(
