@@ -22,7 +22,9 @@ GROUP_HIDDEN = 5
 
 _BASE_HEIGHT = 0.95
 _LEAN = 0.3
-_FACES_PER_LINK = 1200
+_FACES_TORSO = 6000  # Large, and close to the camera.
+_FACES_PER_LINK = 600
+_FACES_PER_FINGER = 200
 _ARM = ("shoulder_pitch", "shoulder_roll", "shoulder_yaw", "elbow_pitch", "wrist_yaw", "wrist_roll", "wrist_pitch")
 _FINGERS = (
     "thumb_proximal_yaw_joint",
@@ -75,6 +77,13 @@ def _half_turn_quat(angle: float) -> list[float]:
     return [float(np.cos(angle / 2)), 0.0, float(np.sin(angle / 2)), 0.0]
 
 
+def _face_budget(mesh: str) -> int:
+    if mesh == "torso_link":
+        return _FACES_TORSO
+    small = mesh.startswith(("L_", "R_", "waist", "base_link"))
+    return _FACES_PER_FINGER if small else _FACES_PER_LINK
+
+
 def _load_urdf(path: Path) -> mujoco.MjSpec:
     """URDF to spec; MuJoCo drops visual meshes and folds fixed links unless the file itself asks it not to."""
     options = '<mujoco><compiler discardvisual="false" strippath="false" fusestatic="false"/></mujoco>'
@@ -96,7 +105,7 @@ def _gr1t2() -> Robot:
         if mesh.name not in used:
             spec.delete(mesh)
             continue
-        vertices, faces = load_decimated(folder / mesh.file, _FACES_PER_LINK)
+        vertices, faces = load_decimated(folder / mesh.file, _face_budget(mesh.name))
         mesh.file = ""
         mesh.uservert, mesh.userface = vertices.ravel(), faces.ravel()
         mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL

@@ -22,7 +22,7 @@ __all__ = ["Sample", "Tabletop"]
 
 _EDGE = 0.05  # Objects keep this far from the table's edge [m].
 _GRAIN_SCALE = 32.0  # Standard deviation of the stored grain [grey levels].
-_LENS_CLEARANCE = 0.27  # Arms keep this far from the camera [m].
+_LENS_CLEARANCE = 0.27  # No arm is nearer to the camera than this within its view [m].
 _VIEW_MARGIN = 0.04  # ... and their feet this share of the picture from its border.
 
 
@@ -270,8 +270,10 @@ class Tabletop:
 
     def posture_is_free(self, posture: Posture, low: NDArray[Any], high: NDArray[Any]) -> bool:
         """Whether an arm keeps clear of the boxes ``low``, ``high (B, 3)`` [m] and does not cover the lens."""
-        camera = self.scene.data.cam_xpos[self.scene.camera]
-        if np.linalg.norm(posture.points - camera, axis=1).min() < _LENS_CLEARANCE:
+        pose = camera_pose(self.scene)
+        local = (posture.points - pose[:3, 3]) @ pose[:3, :3]
+        slope = np.abs(local[:, :2]).max(1) / np.maximum(local[:, 2], 1e-6)
+        if ((local[:, 2] > 0.0) & (local[:, 2] < _LENS_CLEARANCE) & (slope < 1.0)).any():
             return False
         return not points_hit_boxes(posture.points, low, high)
 
