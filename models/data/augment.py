@@ -84,7 +84,7 @@ class Augmenter:
                 np.array([view.left + view.width, view.top + view.height] * 2),
             )
             keep = keep & large_enough(visible, config.min_box_size)
-            image, boxes = render(image, boxes[keep], view, self.size, colour)
+            image, boxes = render(image, boxes[keep], view, self.size, colour, fine=not strong)
             labels = labels[keep]
         keep = large_enough(boxes, config.min_box_size)
         boxes, labels = boxes[keep], labels[keep]
@@ -95,8 +95,7 @@ class Augmenter:
 
 
 def _mean_colour(image: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Mean RGB, from every second pixel either way."""
-    return np.array(cv2.mean(image[::2, ::2])[:3])
+    return np.array(cv2.mean(image)[:3])
 
 
 def _to_cxcywh(boxes: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:

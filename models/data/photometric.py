@@ -75,8 +75,4 @@ def apply_colour(image: NDArray[np.uint8], colour: NDArray[np.float64] | None) -
     """Apply a `(3, 4)` colour map to a `(H, W, 3)` uint8 image, rounding and clipping; None returns it unchanged."""
     if colour is None:
         return image
-    matrix, offset = colour[:, :3], colour[:, 3]
-    if np.array_equal(matrix, np.diag(np.full(3, matrix[0, 0]))) and offset[0] == offset[1] == offset[2]:
-        table = np.clip(np.rint(np.arange(256) * matrix[0, 0] + offset[0]), 0, 255).astype(np.uint8)
-        return np.asarray(cv2.LUT(image, table), dtype=np.uint8)
     return np.asarray(cv2.transform(image, colour), dtype=np.uint8)

@@ -94,12 +94,19 @@ def iou_crop(
             return Viewport(x, y, w, h), inside[pick]
 
 
-def resize_image(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
-    """Resize to `(height, width, 3)`: area average where pixels are merged, bilinear where they are spread."""
+def resize_image(image: NDArray[np.uint8], width: int, height: int, *, fine: bool = False) -> NDArray[np.uint8]:
+    """Resize to `(height, width, 3)`.
+
+    Pixels are averaged by area where two or more merge, else interpolated; halving first makes that cheap. With `fine`
+    any merging is an average by area, which is nearer to the smoothing resize of evaluation and takes longer.
+    """
+    while image.shape[0] >= 2 * height and image.shape[1] >= 2 * width and not (image.shape[0] | image.shape[1]) & 1:
+        half = (image.shape[1] // 2, image.shape[0] // 2)
+        image = np.asarray(cv2.resize(image, half, interpolation=cv2.INTER_AREA), dtype=np.uint8)
     if image.shape[:2] == (height, width):
         return image
     shrink = max(image.shape[0] / height, image.shape[1] / width)
-    method = cv2.INTER_AREA if shrink > 1.3 else cv2.INTER_LINEAR
+    method = cv2.INTER_AREA if shrink > (1.0 if fine else 2.0) else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, (width, height), interpolation=method), dtype=np.uint8)
 
 
@@ -109,6 +116,8 @@ def render(
     view: Viewport,
     size: tuple[int, int],
     colour: NDArray[np.float64] | None = None,
+    *,
+    fine: bool = False,
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Show a viewport at the output size.
 
@@ -118,6 +127,7 @@ def render(
         view: what to show.
         size: (height, width) of the output [px].
         colour: colour map of the image (not of the black around it).
+        fine: smooth as in evaluation (see `resize_image`).
 
     Returns:
         `(height, width, 3)` uint8 and the boxes in its pixels, clipped to it.
@@ -133,7 +143,7 @@ def render(
     before = part.shape[0] * part.shape[1] < (right - left) * (bottom - top)
     if before:
         part = apply_colour(part, colour)
-    part = resize_image(part, right - left, bottom - top)
+    part = resize_image(part, right - left, bottom - top, fine=fine)
     if not before:
         part = apply_colour(part, colour)
     if (bottom - top, right - left) == size:
