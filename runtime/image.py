@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
+import cv2
 import numpy as np
 from carpus.runtime.errors import DataError
 
@@ -73,9 +74,10 @@ def _from_array(array: np.ndarray, color: str) -> np.ndarray:
         )
     if array.size == 0:
         raise DataError(f"image array: expected at least 1 x 1 pixels, got shape {array.shape}")
+    packed = np.ascontiguousarray(array)
     if array.ndim == 2 or array.shape[2] == 1:
-        return np.repeat(array.reshape(*array.shape[:2], 1), 3, axis=2)
-    return array[:, :, :3] if color == "rgb" else array[:, :, 2::-1]
+        return cv2.cvtColor(packed, cv2.COLOR_GRAY2RGB)
+    return cv2.cvtColor(packed, cv2.COLOR_RGBA2RGB if color == "rgb" else cv2.COLOR_BGRA2RGB)
 
 
 def _dtype_message(array: np.ndarray) -> str:

@@ -19,7 +19,7 @@ from carpus.runtime.transform import ImageTransform
 
 __all__ = ["Answer", "ImageErrors", "ParityError", "compare", "failure", "make_answer", "summarise"]
 
-_DETECTION_FLOOR = 0.05  # detections below are noise on both sides
+_DETECTION_FLOOR = 0.05  # least score of the detections that are compared
 _ALTERNATIVES = 64  # nearest candidates looked at for a query that is not at its own index
 
 
@@ -80,6 +80,7 @@ class ImageErrors:
         score_query: the query it was found at.
         queries: queries compared.
         reordered: queries that stand at another index on the other side (near-equal scores sort either way).
+        replaced: weak queries that are others on the other side, few enough to be left out (see ``ParityLimits``).
         detections: final detections compared.
         detections_differ: final detections without a counterpart on the other side.
     """
@@ -91,6 +92,7 @@ class ImageErrors:
     score_query: int
     queries: int
     reordered: int
+    replaced: int
     detections: int
     detections_differ: int
 
@@ -119,9 +121,13 @@ def compare(reference: Answer, candidate: Answer, limits: ParityLimits, image: s
     order = _pair(reference, candidate, limits)
     box = np.abs(reference.xyxy - candidate.xyxy[order]).max(1)
     score = np.abs(reference.scores - candidate.scores[order]).max(1)
-    best = reference.scores.max(1)
-    compared = np.maximum(best, candidate.scores[order].max(1)) >= limits.score_floor
+    best = np.maximum(reference.scores.max(1), candidate.scores[order].max(1))
+    compared = best >= limits.score_floor
     compared[np.argsort(-best, kind="stable")[: limits.min_queries]] = True
+    replaced = compared & ((box > limits.max_box_px) | (score > limits.max_score)) & (best < limits.weak_score)
+    if replaced.sum() > limits.replaced_share * len(best):
+        replaced[:] = False
+    compared &= ~replaced
     box, score = np.where(compared, box, 0.0), np.where(compared, score, 0.0)
     floor = max(limits.score_floor, _DETECTION_FLOOR)
     differ = _lacking(reference.detections, candidate.detections, limits, floor) + _lacking(
@@ -136,6 +142,7 @@ def compare(reference: Answer, candidate: Answer, limits: ParityLimits, image: s
         score_query=int(score.argmax()),
         queries=int(compared.sum()),
         reordered=int((compared & (order != np.arange(len(order)))).sum()),
+        replaced=int(replaced.sum()),
         detections=int((reference.detections.score >= floor).sum()),
         detections_differ=differ,
     )
@@ -163,6 +170,7 @@ def summarise(
         "detections_differ": float(sum(item.detections_differ for item in errors)),
         "queries": float(sum(item.queries for item in errors)),
         "reordered": float(sum(item.reordered for item in errors)),
+        "replaced": float(sum(item.replaced for item in errors)),
         "detections": float(sum(item.detections for item in errors)),
     }
     thresholds = limits.as_mapping()
@@ -218,15 +226,23 @@ def _pair(reference: Answer, candidate: Answer, limits: ParityLimits) -> np.ndar
     score = np.abs(reference.scores - candidate.scores).max(1) / limits.max_score
     loose = np.flatnonzero(np.maximum(box, score) > 1.0)
     free = np.ones(len(loose), bool)
-    for row in loose[np.argsort(-reference.scores[loose].max(1), kind="stable")]:
-        distance = np.abs(candidate.xyxy[loose] - reference.xyxy[row]).max(1) / limits.max_box_px
-        distance[~free] = np.inf
-        near = np.argsort(distance, kind="stable")[:_ALTERNATIVES]
-        difference = np.abs(candidate.scores[loose[near]] - reference.scores[row]).max(1) / limits.max_score
-        cost = np.maximum(distance[near], difference)
-        chosen = near[int(np.argmin(cost))]
-        free[chosen] = False
-        order[row] = loose[chosen]
+    rows = loose[np.argsort(-reference.scores[loose].max(1), kind="stable")].tolist()
+    # Those that fit first: a query without a counterpart must not take another one's.
+    for greatest in (1.0, np.inf):
+        left = []
+        for row in rows:
+            distance = np.abs(candidate.xyxy[loose] - reference.xyxy[row]).max(1) / limits.max_box_px
+            distance[~free] = np.inf
+            near = np.argsort(distance, kind="stable")[:_ALTERNATIVES]
+            difference = np.abs(candidate.scores[loose[near]] - reference.scores[row]).max(1) / limits.max_score
+            cost = np.maximum(distance[near], difference)
+            nearest = int(np.argmin(cost))
+            if cost[nearest] > greatest:
+                left.append(row)
+                continue
+            free[near[nearest]] = False
+            order[row] = loose[near[nearest]]
+        rows = left
     return order
 
 

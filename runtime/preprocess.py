@@ -106,8 +106,11 @@ class Preprocessor:
 
     def _fill(self, image: np.ndarray, window: np.ndarray, transform: ImageTransform) -> None:
         """Resize, take channels apart and scale into (3, h, w) float32."""
-        ordered = window if self.spec.color == "rgb" else window[::-1]
-        scale = self._scale if self.spec.color == "rgb" else self._scale[::-1]
+        swap = self.spec.color == "bgr"
+        if image.strides[2] == -1:  # a BGR array seen as RGB: read it as it lies and swap planes instead of pixels
+            image, swap = image[:, :, ::-1], not swap
+        ordered = window[::-1] if swap else window
+        scale = self._scale[::-1] if swap else self._scale
         if self.spec.interpolation == "bilinear_antialias" and transform.source_size != transform.content_size:
             resizer = self._resizer(transform.source_size, transform.content_size)
             if resizer is not None:

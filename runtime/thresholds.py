@@ -23,6 +23,10 @@ class ParityLimits:
         max_box_px: greatest difference of a box edge [px of the source image].
         max_score: greatest difference of a score, over all classes of a query.
         detections_differ: detections that one side has and the other lacks, over all images.
+        replaced_share: share of an image's queries that may be other ones, as long as all of those score below
+            ``weak_score`` on both sides. The encoder takes its best positions as queries, and which of two near-equal
+            ones is the last to be taken depends on the last bits of a sum.
+        weak_score: score below which a query is never a detection.
         score_floor: queries are compared when their best score is at least this on either side; 0 compares all.
             Weights rounded to 16 bits replace some of the weakest queries, which no robot acts upon.
         min_queries: compare at least this many of an image's best queries, whatever the floor; otherwise a model that
@@ -32,6 +36,8 @@ class ParityLimits:
     max_box_px: float
     max_score: float
     detections_differ: int = 0
+    replaced_share: float = 0.02
+    weak_score: float = 0.05
     score_floor: float = 0.0
     min_queries: int = 0
 

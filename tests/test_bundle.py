@@ -218,7 +218,6 @@ def test_unsafe_zips_are_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_a_zip_with_one_name_twice_is_refused(folder: Path, tmp_path: Path) -> None:
     entries: list[Entry] = [("manifest.json", _manifest_bytes(folder)), ("a", b"1"), ("a", b"2")]
-    # MARKW
     with pytest.warns(UserWarning, match="Duplicate name"):
         path = _zip(tmp_path / "t.zip", entries)
     with pytest.raises(BundleError, match=r"'a' is in the \.zip twice"):
