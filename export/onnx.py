@@ -1,9 +1,9 @@
 """A detector as an ONNX graph: lean, dynamic in the batch, readable by every runtime of the last years.
 
-Opset 18 and IR version 8. PyTorch's exporter writes opset 18 natively (a newer opset is reached by a converter on top of
-it), it has LayerNormalization and GridSample, and whatever runs ONNX since 2023 reads it: ONNX Runtime from 1.14,
-OpenVINO from 2023.0, TensorRT from 8.6. Nothing in these graphs needs a newer operator; IR 8 is the version that belongs
-to opset 18, and the newer ones only add function overloads and 4-bit types.
+Opset 18 and IR version 8. PyTorch's exporter writes opset 18 natively (a newer opset is reached by a converter on top
+of it), it has LayerNormalization and GridSample, and whatever runs ONNX since 2023 reads it: ONNX Runtime from 1.14,
+OpenVINO from 2023.0, TensorRT from 8.6. Nothing in these graphs needs a newer operator; IR 8 is the version that
+belongs to opset 18, and the newer ones only add function overloads and 4-bit types.
 
 Deformable attention is exported as GridSample. Measured for this network's sizes, it is the fastest form of standard
 operators on both runtimes: at Atto's (100 queries, 20x20 and 10x10 maps) a Gather of the four corners takes 1.7 to 2.2
@@ -22,9 +22,8 @@ import onnx
 import onnx_ir as ir
 import onnxscript.optimizer
 import torch
-from torch import Tensor, nn
-
 from carpus.runtime.errors import BackendError
+from torch import Tensor, nn
 
 __all__ = ["INPUT", "IR_VERSION", "OPSET", "OUTPUTS", "export_onnx", "with_metadata"]
 
@@ -83,7 +82,9 @@ def export_onnx(module: nn.Module, input_size: tuple[int, int]) -> onnx.ModelPro
         except torch.onnx.OnnxExporterError as error:
             raise BackendError(f"torch {torch.__version__} cannot export this network to ONNX: {error}") from error
     if program is None:
-        raise BackendError(f"torch.onnx.export of torch {torch.__version__} returned no program; use torch 2.9 or newer")
+        raise BackendError(
+            f"torch.onnx.export of torch {torch.__version__} returned no program; use torch 2.9 or newer"
+        )
     model = program.model
     _simplify(model)
     proto = ir.serde.serialize_model(model)

@@ -1,0 +1,66 @@
+"""What export needs to know about each model family: a table that later families join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from carpus.models.deimv2.deploy import deploy
+from carpus.models.deimv2.model import DEIMv2
+from carpus.models.predict import deimv2_preprocess
+from carpus.runtime.errors import DataError
+from carpus.runtime.spec import Preprocess
+from torch import nn
+
+__all__ = ["EXPORT_FAMILIES", "ExportFamily", "get_family"]
+
+
+@dataclass(frozen=True)
+class ExportFamily:
+    """How a family leaves training.
+
+    Attributes:
+        deploy: trained module -> a copy in the form that is exported, with the same outputs.
+        preprocess: input size (height, width) -> how images enter the network, in training evaluation and everywhere.
+        input_size: trained module -> the (height, width) it was built for [px].
+        stride: greatest stride of the feature maps [px].
+        top_k: most detections an image.
+    """
+
+    deploy: Callable[[nn.Module], nn.Module]
+    preprocess: Callable[[tuple[int, int]], Preprocess]
+    input_size: Callable[[nn.Module], tuple[int, int]]
+    stride: int = 32
+    top_k: int = 300
+
+
+def _as_deimv2(module: nn.Module) -> DEIMv2:
+    if not isinstance(module, DEIMv2):
+        raise DataError(f"family 'deimv2' exports a DEIMv2 module, got {type(module).__name__}")
+    return module
+
+
+def _deploy_deimv2(module: nn.Module) -> nn.Module:
+    return deploy(_as_deimv2(module))
+
+
+def _deimv2_input_size(module: nn.Module) -> tuple[int, int]:
+    return _as_deimv2(module).config.input_size
+
+
+EXPORT_FAMILIES: Mapping[str, ExportFamily] = MappingProxyType(
+    {"deimv2": ExportFamily(_deploy_deimv2, deimv2_preprocess, _deimv2_input_size)}
+)
+"""Families by name."""
+
+
+def get_family(name: str) -> ExportFamily:
+    """A family by name.
+
+    Raises:
+        DataError: unknown; the message lists the known ones.
+    """
+    if name not in EXPORT_FAMILIES:
+        raise DataError(f"unknown model family {name!r}; known families: {', '.join(EXPORT_FAMILIES)}")
+    return EXPORT_FAMILIES[name]

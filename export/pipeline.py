@@ -1,0 +1,245 @@
+"""A trained detector to a verified bundle, or to nothing.
+
+The bundle is first written to a temporary folder, opened there as a robot opens it, and held against the trained
+module on real pictures: preprocessing, graph and postprocessing together. Only then is it written to its place.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import onnx
+import torch
+from carpus.export.families import get_family
+from carpus.export.images import ParityImage, procedural_images, shrink
+from carpus.export.onnx import OPSET, export_onnx, with_metadata
+from carpus.export.openvino import export_openvino
+from carpus.export.parity import TorchReference, check_bundle, pack_reference, reference_cases
+from carpus.export.provenance import make_provenance
+from carpus.export.writer import BundleWriter
+from carpus.runtime.errors import DataError
+from carpus.runtime.metadata import manifest_metadata
+from carpus.runtime.parity import ParityError, failure
+from carpus.runtime.spec import (
+    Artefact,
+    ClassInfo,
+    FileEntry,
+    Manifest,
+    ParityRecord,
+    Postprocess,
+    Preprocess,
+    Reference,
+    TensorSpec,
+)
+from torch import nn
+
+__all__ = ["ExportSource", "Exported", "OpenVinoPrecision", "export_bundle"]
+
+OpenVinoPrecision = Literal["fp32", "fp16"]
+
+_REFERENCE_CASES = 3
+_REFERENCE_SIDE = 320  # longest side of a stored picture [px]
+_PROCEDURAL_IMAGES = 8
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A trained detector and all that is known about it.
+
+    Attributes:
+        module: the trained network, as training evaluates it (not fused).
+        family: architecture family.
+        variant: member of the family.
+        input_size: (height, width) that it was trained for [px].
+        classes: classes in the order of the class logits.
+        name: short name for people.
+        licence: SPDX expression of the weights.
+        description: one paragraph for people.
+        checkpoint_sha256: hash of the file the weights came from.
+        recipe: how the weights were made, as short strings.
+    """
+
+    module: nn.Module
+    family: str
+    variant: str
+    input_size: tuple[int, int]
+    classes: tuple[ClassInfo, ...]
+    name: str
+    licence: str = "Apache-2.0"
+    description: str = ""
+    checkpoint_sha256: str | None = None
+    recipe: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A bundle that was written.
+
+    Attributes:
+        path: where.
+        manifest: its manifest, with the parity records.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def parity(self) -> tuple[ParityRecord, ...]:
+        """What the gate measured."""
+        return self.manifest.parity
+
+
+def export_bundle(
+    source: ExportSource,
+    out: Path,
+    *,
+    images: Sequence[ParityImage] | None = None,
+    openvino: Sequence[OpenVinoPrecision] = ("fp32", "fp16"),
+    score_threshold: float = 0.5,
+    preprocess: Preprocess | None = None,
+    num_threads: int | None = None,
+    created: datetime | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Exported:
+    """Export a detector, check the result against it, and write the bundle.
+
+    Args:
+        source: the trained detector.
+        out: target; a name that ends in ".zip" makes a .zip, any other a folder. An older bundle there stays whole
+            until the new one has passed.
+        images: pictures for the parity gate; None draws some.
+        openvino: precisions of the OpenVINO artefacts; empty writes the ONNX artefact alone.
+        score_threshold: default score threshold of the bundle.
+        preprocess: what the bundle is to state as its preprocessing; None takes the family's own, the one that the
+            gate's reference always uses. Another one than that must fail the gate.
+        num_threads: threads for the gate's inferences.
+        created: time to write into the bundle; None reads the clock.
+        progress: called with a line at each step.
+
+    Returns:
+        The bundle's path and manifest.
+
+    Raises:
+        ParityError: an exported form does not compute what the module does; the worst output is named and nothing is
+            written.
+        BackendError: the network cannot be exported.
+        BundleError: the target cannot be written.
+        DataError: unknown family, or no pictures.
+    """
+    say = progress if progress is not None else _silent
+    family = get_family(source.family)
+    pictures = list(procedural_images(_PROCEDURAL_IMAGES) if images is None else images)
+    if not pictures:
+        raise DataError("export: expected at least one picture for the parity gate, got none")
+    BundleWriter(out)  # refuses an unusable target before the long work
+
+    say(f"exporting {source.family} {source.variant} to ONNX, opset {OPSET}")
+    network = export_onnx(family.deploy(source.module), source.input_size)
+    spec = Postprocess(top_k=family.top_k, score_threshold=score_threshold)
+    trained = family.preprocess(source.input_size)
+    draft = _draft(source, network, trained if preprocess is None else preprocess, spec, created)
+    metadata = manifest_metadata(draft, stride=family.stride)
+    forms = [_Form("onnx", "fp32", {"model.onnx": with_metadata(network, metadata)}, OPSET)]
+    for precision in openvino:
+        say(f"converting to OpenVINO {precision}")
+        xml, weights = export_openvino(network.SerializeToString(), metadata, precision)
+        folder = "openvino" if precision == "fp32" else f"openvino-{precision}"
+        forms.append(_Form("openvino", precision, {f"{folder}/model.xml": xml, f"{folder}/model.bin": weights}))
+
+    reference = TorchReference(source.module, trained, spec, draft.class_names)
+    stored = [shrink(picture, _REFERENCE_SIDE) for picture in pictures[:_REFERENCE_CASES]]
+    say(f"asking the trained module about {len(pictures) + len(stored)} pictures")
+    cases = reference_cases(reference, [*pictures, *stored])
+    content = _Content(tuple(forms), pack_reference(reference, stored), len(stored))
+    with tempfile.TemporaryDirectory(prefix="carpus-export-") as scratch:
+        staging = Path(scratch) / "candidate.carpus"
+        candidate = content.write(staging, draft)
+        parity = check_bundle(
+            staging, candidate, cases, num_threads=num_threads, progress=lambda record: say(_parity_line(record))
+        )
+    failed = [record for record in parity if not record.passed]
+    if failed:
+        raise ParityError(f"{failure(failed[0])}; no bundle was written")
+    manifest = content.write(out, replace(draft, parity=parity))
+    say(f"wrote {out}")
+    return Exported(out, manifest)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One artefact's files, in memory."""
+
+    format: Literal["onnx", "openvino"]
+    precision: OpenVinoPrecision
+    files: dict[str, bytes]
+    opset: int | None = None
+
+
+@dataclass(frozen=True)
+class _Content:
+    """All files of the bundle, in memory."""
+
+    forms: tuple[_Form, ...]
+    reference: bytes
+    cases: int
+
+    def write(self, path: Path, draft: Manifest) -> Manifest:
+        """Write a bundle of these files; returns its manifest."""
+        with BundleWriter(path) as writer:
+            artefacts = tuple(
+                writer.add_artefact(form.format, form.precision, form.files, opset=form.opset) for form in self.forms
+            )
+            entry = writer.add("reference.npz", self.reference)
+            source = f"torch {torch.__version__} cpu float32"
+            manifest = replace(draft, artefacts=artefacts, reference=Reference(entry, self.cases, source))
+            writer.finish(manifest)
+        return manifest
+
+
+def _draft(
+    source: ExportSource,
+    network: onnx.ModelProto,
+    preprocess: Preprocess,
+    spec: Postprocess,
+    created: datetime | None,
+) -> Manifest:
+    """The manifest as far as it is known before anything is written; its one artefact is a placeholder."""
+    placeholder = Artefact("onnx", "fp32", (FileEntry("model.onnx", "0" * 64, 0),), opset=OPSET)
+    return Manifest(
+        kind="detector",
+        name=source.name,
+        family=source.family,
+        variant=source.variant,
+        licence=source.licence,
+        inputs=tuple(_tensor_spec(value) for value in network.graph.input),
+        outputs=tuple(_tensor_spec(value) for value in network.graph.output),
+        provenance=make_provenance(source.checkpoint_sha256, dict(source.recipe), created=created),
+        artefacts=(placeholder,),
+        preprocess=preprocess,
+        postprocess=spec,
+        classes=source.classes,
+        description=source.description,
+    )
+
+
+def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    """What the graph states about an input or output."""
+    sizes = tuple(size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim)
+    return TensorSpec(value.name, "float32", sizes)
+
+
+def _parity_line(record: ParityRecord) -> str:
+    verdict = "passed" if record.passed else "FAILED"
+    return (
+        f"{record.backend} {record.precision}: boxes {record.metrics['max_box_px']:.2g} px, scores "
+        f"{record.metrics['max_score']:.2g}, {record.images} pictures: {verdict}"
+    )
+
+
+def _silent(line: str) -> None:
+    """Say nothing."""
