@@ -180,11 +180,10 @@ class SelfAttention(nn.Module):
         q, k = qk.unflatten(-1, (2 * self.num_heads, self.head_dim)).transpose(1, 2).chunk(2, 1)
         v = F.linear(x, self.in_proj_weight[2 * dim :], self.in_proj_bias[2 * dim :])
         v = v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-        if x.is_cuda and self.training:
+        if self.training:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
-            # Written out: exporters turn this into three nodes where the fused call becomes a dozen, and with heads of
-            # eight channels the fused kernel of a CPU is four times slower forward and backward.
+            # Written out: exporters turn this into three nodes, where the fused call becomes a dozen.
             scores = (q if self.query_scale is None else q * self.query_scale) @ k.transpose(-1, -2)
             out = torch.softmax(scores if bias is None else scores + bias, -1) @ v
         return self.out_proj(out.transpose(1, 2).flatten(2))
