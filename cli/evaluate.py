@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+
 from carpus.models.data.coco import CategoryMap, locate_split
 from carpus.models.data.coco_reader import load_coco
 from carpus.models.evaluate import DetectionMetrics, evaluate_coco

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
 from carpus.export.images import folder_images, procedural_images
 from carpus.export.pipeline import export_bundle
 from carpus.export.source import load_source, read_class_names

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+
 from carpus.runtime.codec import encode
 from carpus.runtime.verify import VerifyReport, VerifyRow, verify_bundle
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from torch import nn
+
 from carpus.models.deimv2.deploy import deploy
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.predict import deimv2_preprocess
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import Preprocess
-from torch import nn
 
 __all__ = ["EXPORT_FAMILIES", "ExportFamily", "get_family"]
 

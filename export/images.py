@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+
 from carpus.runtime.errors import DataError
 from carpus.runtime.image import load_image
 

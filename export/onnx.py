@@ -22,8 +22,9 @@ import onnx
 import onnx_ir as ir
 import onnxscript.optimizer
 import torch
-from carpus.runtime.errors import BackendError
 from torch import Tensor, nn
+
+from carpus.runtime.errors import BackendError
 
 __all__ = ["INPUT", "IR_VERSION", "OPSET", "OUTPUTS", "export_onnx", "with_metadata"]
 
@@ -148,10 +149,14 @@ def _check(model: onnx.ModelProto) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's notes on optional packages and deprecations inside torch off the terminal."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep the exporter's notes on every pass and every deprecation inside torch off the terminal.
+
+    They come by the thousand where the application logs at INFO, and making them up takes longer than the export.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning)
@@ -159,4 +164,5 @@ def _quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\..*")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
+
 from carpus.export.images import ParityImage
 from carpus.runtime.backends import BACKENDS
 from carpus.runtime.errors import BackendError
@@ -15,7 +17,6 @@ from carpus.runtime.parity import ParityError, make_answer
 from carpus.runtime.preprocess import Preprocessor
 from carpus.runtime.spec import Manifest, ParityRecord, Postprocess, Preprocess
 from carpus.runtime.verify import ReferenceCase, measure
-from torch import nn
 
 __all__ = ["TorchReference", "check_bundle", "pack_reference", "reference_cases"]
 

@@ -15,6 +15,8 @@ from typing import Literal
 
 import onnx
 import torch
+from torch import nn
+
 from carpus.export.families import get_family
 from carpus.export.images import ParityImage, procedural_images, shrink
 from carpus.export.onnx import OPSET, export_onnx, with_metadata
@@ -36,7 +38,6 @@ from carpus.runtime.spec import (
     Reference,
     TensorSpec,
 )
-from torch import nn
 
 __all__ = ["ExportSource", "Exported", "OpenVinoPrecision", "export_bundle"]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from carpus.export.coco_classes import COCO_CLASSES
 from carpus.export.families import get_family
 from carpus.export.pipeline import ExportSource
@@ -18,7 +20,6 @@ from carpus.models.data.coco import CategoryMap
 from carpus.models.engine_checkpoint import is_training_checkpoint, load_trained_weights
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import ClassInfo
-from torch import Tensor, nn
 
 __all__ = ["load_source", "read_class_names"]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
 from carpus.runtime.detections import Detections
 from carpus.runtime.errors import CarpusError
 from carpus.runtime.postprocess import cxcywh_to_xyxy, postprocess

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
 from carpus.runtime.backends import BACKENDS
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.detector import Detector
