@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
+
 from carpus.runtime.backends import available_backends
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.detector import Detector

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import cv2
 import numpy as np
 import tyro
+
 from carpus.runtime.detections import Detections
 from carpus.runtime.detector import Detector
 from carpus.runtime.draw import annotate
@@ -61,6 +62,8 @@ class Detect:
 
     def run(self) -> int:
         """Do it; returns the exit code."""
+        if not self.inputs:
+            raise DataError("no input: name at least one image, folder, pattern or video after the bundle")
         media = find_media(self.inputs)
         if self.coco and any(item.video for item in media):
             raise DataError("--coco: COCO results are of images; leave the videos out, or --coco")
@@ -78,9 +81,7 @@ class Detect:
         detector = Detector.open(self.bundle, self.backend, num_threads=self.threads, score_threshold=self.score)
         if self.classes:
             known = detector.class_names
-            detector.classes = [  # type: ignore[assignment]
-                int(name) if name.isdigit() and name not in known else name for name in self.classes
-            ]
+            detector.classes = [int(name) if name.isdigit() and name not in known else name for name in self.classes]
         return detector
 
 
@@ -174,8 +175,9 @@ class _Job:
             written.append("annotated/")
         each = self._seconds / max(self._frames, 1) * 1e3
         found = ", ".join(f"{count} {name}" for name, count in self._counts.most_common()) or "nothing"
+        least = self._detector.score_threshold
         lines = [
-            f"{self._frames} images on {self._detector.backend_name}, score >= {self._detector.score_threshold:g}: {found}",
+            f"{self._frames} images on {self._detector.backend_name}, score >= {least:g}: {found}",
             f"mean per image: preprocess {each[0]:.2f} ms, inference {each[1]:.2f} ms, postprocess {each[2]:.2f} ms",
         ]
         if written:
@@ -188,7 +190,8 @@ class _Job:
 
 def _write_image(path: Path, image: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    good, data = cv2.imencode(path.suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 92])
+    options = [cv2.IMWRITE_JPEG_QUALITY, 92] if path.suffix == ".jpg" else []
+    good, data = cv2.imencode(path.suffix, cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)
     if not good:
         raise DataError(f"image {str(path)!r}: OpenCV cannot encode {path.suffix}")
     partial = path.with_name(f".{path.name}.partial")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
 from carpus.runtime.errors import DataError
 
 __all__ = ["Detections"]

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple
 
 import numpy as np
+
 from carpus.runtime.backends import Backend, open_backend
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.detections import Detections, class_ids

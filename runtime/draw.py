@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from carpus.runtime.detections import Detections
 from carpus.runtime.errors import DataError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["annotate", "class_colour"]
 
 _GOLDEN = 0.6180339887498949
-# The first that exists is used for names beyond Latin; Pillow's own font has no others.
+# The first that exists is used for names beyond ASCII, which Pillow's own font does not have.
 _FONTS = (
     "/usr/share/fonts/opentype/noto/NotoSansCJK-Regular.ttc",
     "/usr/share/fonts/truetype/droid/DroidSansFallback*.ttf",
@@ -64,21 +65,22 @@ def annotate(image: np.ndarray, detections: Detections, *, scores: bool = True) 
     height, width = image.shape[:2]
     line = max(1, round(min(height, width) / 240))
     font_size = max(10, round(min(height, width) / 36))
+    font = _font(font_size, all(name.isascii() for name in detections.names))
+    ascent, descent = font.getmetrics()
+    label_height = ascent + descent + 2
     for box, score, class_id, name in reversed(list(detections)):
         colour = class_colour(class_id)
         left, top, right, bottom = (round(float(value)) for value in box)
         right, bottom = max(left, right - 1), max(top, bottom - 1)
         draw.rectangle((left, top, right, bottom), outline=colour, width=line)
         label = f"{name} {score:.2f}" if scores else name
-        font = _font(font_size, label.isascii())
-        text_left, text_top, text_right, text_bottom = font.getbbox(label)
-        label_width, label_height = text_right - text_left + 6, text_bottom - text_top + 6
-        x = max(0, min(left, width - round(label_width)))
-        y = top - label_height if top >= label_height else min(top, height - round(label_height))
+        label_width = round(font.getlength(label)) + 6
+        x = max(0, min(left, width - label_width))
+        y = top - label_height if top >= label_height else min(top, height - label_height)
         draw.rectangle((x, y, x + label_width - 1, y + label_height - 1), fill=colour)
         luminance = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
         ink = (0, 0, 0) if luminance > 120 else (255, 255, 255)
-        draw.text((x + 3 - text_left, y + 3 - text_top), label, fill=ink, font=font)
+        draw.text((x + 3, y + 1), label, fill=ink, font=font)
     return np.array(canvas)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 import cv2
 import numpy as np
+
 from carpus.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ ImageLike = Union[str, "os.PathLike[str]", np.ndarray, "PILImage"]
 """A path, an array or a PIL image."""
 
 _LARGEST_FILE_PIXELS = 1 << 28
+_DAMAGED = "cannot be decoded, it may be cut short or damaged"
 
 
 def load_image(image: ImageLike, *, color: Literal["rgb", "bgr"] = "rgb") -> np.ndarray:
@@ -63,7 +65,7 @@ def _from_array(array: np.ndarray, color: str) -> np.ndarray:
         raise DataError(_dtype_message(array))
     if array.ndim == 3 and array.shape[2] == 3 and array.size:
         return array if color == "rgb" else array[:, :, ::-1]
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 4)):
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         hint = ""
         if array.ndim == 3 and array.shape[0] in (1, 3, 4):
             hint = "; this one looks channels-first: array.transpose(1, 2, 0)"
@@ -115,7 +117,8 @@ def _from_file(path: Path) -> np.ndarray:
     except Image.DecompressionBombError as error:
         raise DataError(f"image {str(path)!r}: {error}") from None
     except OSError as error:
-        raise DataError(f"image {str(path)!r}: cannot be read ({error})") from None
+        reason = "cannot be read" if error.errno else _DAMAGED
+        raise DataError(f"image {str(path)!r}: {reason} ({error})") from None
 
 
 def _from_pil(image: Any, where: str) -> np.ndarray:
@@ -126,7 +129,7 @@ def _from_pil(image: Any, where: str) -> np.ndarray:
         image.load()
         upright = ImageOps.exif_transpose(image) or image
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise DataError(f"{where}: cannot be decoded, it may be cut short or damaged ({error})") from None
+        raise DataError(f"{where}: {_DAMAGED} ({error})") from None
     if upright.width < 1 or upright.height < 1:
         raise DataError(f"{where}: expected at least 1 x 1 pixels, got {upright.width} x {upright.height}")
     if upright.mode.startswith("I"):

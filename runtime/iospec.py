@@ -14,6 +14,7 @@ from carpus.runtime.errors import BundleError
 
 if TYPE_CHECKING:
     import numpy as np
+
     from carpus.runtime.transform import ImageTransform
 
 __all__ = ["ClassInfo", "Postprocess", "Preprocess", "TensorSpec"]

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+
 from carpus.runtime.detector import Detector
 from carpus.runtime.errors import DataError
 

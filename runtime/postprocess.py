@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 from carpus.runtime.detections import Detections
 from carpus.runtime.errors import BackendError
 from carpus.runtime.iospec import Postprocess

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import cv2
 import numpy as np
+
 from carpus.runtime.antialias import PolyphaseResizer, pillow_resize
 from carpus.runtime.errors import DataError
 from carpus.runtime.image import load_image

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from carpus.runtime.errors import DataError
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+
 from carpus.runtime.errors import BackendError, DataError
 
 __all__ = ["VideoReader", "VideoWriter"]

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from carpus.export.writer import BundleWriter
 from carpus.runtime import bundle as bundle_module
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.errors import BundleError
 from carpus.runtime.spec import Artefact, FileEntry, Manifest
-
 from tests.tiny_detector import tiny_manifest, tiny_onnx, write_tiny_bundle
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import onnx
 import pytest
+
 from carpus.runtime import spec as spec_module
 from carpus.runtime.errors import BundleError
 from carpus.runtime.metadata import manifest_metadata
@@ -25,7 +26,6 @@ from carpus.runtime.spec import (
     TensorSpec,
     manifest_schema,
 )
-
 from tests.tiny_detector import tiny_manifest, tiny_onnx
 
 PUBLISHED = Path(spec_module.__file__).parent / "schema" / "manifest-1.json"

@@ -7,14 +7,15 @@ import dataclasses
 import cv2
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
 from carpus.runtime.antialias import PolyphaseResizer, pillow_resize
 from carpus.runtime.errors import BundleError, DataError
 from carpus.runtime.preprocess import Preprocessor
 from carpus.runtime.spec import Preprocess
 from carpus.runtime.transform import ImageTransform
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
 
 SIZES = [
     ((480, 640), (320, 320)),

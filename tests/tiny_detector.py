@@ -8,14 +8,17 @@ the real reader, backends and postprocessing.
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
+
 from carpus.export.writer import BundleWriter
 from carpus.runtime.metadata import manifest_metadata
 from carpus.runtime.spec import Artefact, ClassInfo, Manifest, Postprocess, Preprocess, Provenance, TensorSpec
-from onnx import TensorProto, helper, numpy_helper
 
 CLASSES = (ClassInfo("red", 3), ClassInfo("grün", 7), ClassInfo("blue", 11))
 
@@ -95,6 +98,17 @@ def tiny_onnx(manifest: Manifest, *, nan: bool = False) -> bytes:
     return model.SerializeToString()
 
 
+@cache
+def _openvino_files(model: bytes) -> dict[str, bytes]:
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source.onnx"
+        source.write_bytes(model)
+        openvino.save_model(openvino.convert_model(source), Path(folder) / "model.xml", compress_to_fp16=False)
+        return {name: (Path(folder) / name).read_bytes() for name in ("model.xml", "model.bin")}
+
+
 def write_tiny_bundle(
     path: Path,
     *,
@@ -117,14 +131,9 @@ def write_tiny_bundle(
         if "onnx" in formats:
             artefacts.append(writer.add_artefact("onnx", "fp32", {"model.onnx": model}, opset=17))
         if "openvino" in formats:
-            import openvino
-
             (writer.staging / "openvino").mkdir()
-            source = writer.staging / "openvino" / "source.onnx"
-            source.write_bytes(model)
-            openvino.save_model(
-                openvino.convert_model(source), writer.staging / "openvino" / "model.xml", compress_to_fp16=False
-            )
+            for name, data in _openvino_files(model).items():
+                (writer.staging / "openvino" / name).write_bytes(data)
             files = dict.fromkeys(("openvino/model.xml", "openvino/model.bin"))
             artefacts.append(writer.add_artefact("openvino", "fp32", files))
         writer.finish(dataclasses.replace(manifest, artefacts=tuple(artefacts)))

@@ -103,9 +103,10 @@ def open_backend(
         usable = [name for name in available_backends(bundle) if _artefact(bundle, BACKENDS[name], precision)]
         if not usable:
             missing = [info.install for info in BACKENDS.values() if not info.installed]
+            wanted = f"{precision} artefacts" if precision else "artefacts"
+            advice = "try " + " or ".join(missing) if missing else "export it again with an ONNX artefact"
             raise BackendError(
-                f"bundle {str(bundle.path)!r}: no installed backend can load its {precision or ''} artefacts ({has}); "
-                + ("try " + " or ".join(missing) if missing else "export it again with an ONNX artefact")
+                f"bundle {str(bundle.path)!r}: no installed backend can load its {wanted} ({has}); {advice}"
             )
         backend = usable[0]
         _LOG.info("backend %s: first installed one for %s that loads %s", backend, platform.machine(), has)

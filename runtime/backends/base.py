@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+
 from carpus.runtime.errors import BackendError, BundleError
 from carpus.runtime.spec import Manifest, TensorSpec
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import numpy as np
+
 from carpus.runtime.backends.base import GraphTensor, check_graph, check_input, resolve_shape
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.errors import BackendError
@@ -53,6 +54,8 @@ class OnnxRuntimeBackend:
         options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 3
+        # Idle workers would otherwise spin on after a run and take cores from preprocessing and from other nodes.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         model = bundle.read(artefact.files[0])
         try:
             session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

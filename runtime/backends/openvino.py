@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import numpy as np
+
 from carpus.runtime.backends.base import GraphTensor, check_graph, check_input, resolve_shape
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.errors import BackendError
