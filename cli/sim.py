@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from carpus.runtime.errors import DataError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from carpus.runtime.errors import DataError
 
 __all__ = ["SimDataset", "SimPreview"]
 
@@ -49,9 +50,9 @@ class SimDataset:
 
     def run(self) -> int:
         """Render what is missing; return the exit code."""
+        _quieten()
         from carpus.sim.dataset import generate_dataset
 
-        _quieten()
         counts = {"train": self.train, "heldout": self.heldout, "site": self.site}
         for split, count in counts.items():
             if count < 0:
@@ -113,9 +114,9 @@ class SimPreview:
 
     def run(self) -> int:
         """Render and write the sheet; return the exit code."""
+        _quieten()
         from carpus.sim.preview import contact_sheet, write_png
 
-        _quieten()
         if self.rows < 1 or self.columns < 1:
             raise DataError(f"--rows is {self.rows} and --columns is {self.columns}; expected 1 or more each")
         size = (self.height, self.width)

@@ -8,9 +8,10 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.sim.robot import Arm
 from carpus.sim.scene import TABLE_HEIGHT, TABLE_X, TABLE_Y, Scene
-from numpy.typing import NDArray
 
 __all__ = ["ArmPostures", "Posture", "points_hit_boxes"]
 
@@ -105,8 +106,9 @@ class ArmPostures:
         return bool(0.30 < hand[0] < 0.68 and -0.10 < across < 0.48 and 0.07 < hand[2] - TABLE_HEIGHT < 0.30)
 
     @staticmethod
-    def _clears_table(side: str, points: NDArray[np.float32]) -> bool:
-        sign = 1.0 if side == "left" else -1.0
+    def clears_table(side: str, posture: Posture) -> bool:
+        """Whether an arm stays above the table, below the head and on its own side."""
+        points, sign = posture.points, 1.0 if side == "left" else -1.0
         over = (points[:, 0] > TABLE_X[0] - 0.03) & (points[:, 1] > TABLE_Y[0]) & (points[:, 1] < TABLE_Y[1])
         if (points[over, 2] < TABLE_HEIGHT + 0.015).any() or points[:, 2].max() > 1.40:
             return False
@@ -125,7 +127,7 @@ class ArmPostures:
             self._scene.update_kinematics()
             if self._hand_in_place(side):
                 posture = self._current(side, values)
-                if self._clears_table(side, posture.points):
+                if self.clears_table(side, posture):
                     found.append(posture)
         self._scene.data.qpos[self.addresses[side]] = 0.0
         return tuple(found)
@@ -133,3 +135,12 @@ class ArmPostures:
     def apply(self, side: str, posture: Posture) -> None:
         """Set one arm's joints; call ``scene.update_kinematics`` afterwards."""
         self._scene.data.qpos[self.addresses[side]] = posture.values
+
+    def set_between(self, side: str, start: Posture, goal: Posture, share: float) -> None:
+        """Set one arm's joints a ``share`` 0..1 of the way from one posture to another."""
+        values = start.values + share * (goal.values - start.values)
+        self._scene.data.qpos[self.addresses[side]] = values
+
+    def between(self, side: str, start: Posture, goal: Posture, share: float) -> Posture:
+        """The posture a ``share`` 0..1 of the way from one to another; leaves the arm there."""
+        return self._posture(side, start.values + share * (goal.values - start.values))

@@ -8,10 +8,11 @@ from typing import Any
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.sim.render import SceneRenderer
 from carpus.sim.robot import GROUP_HIDDEN
 from carpus.sim.scene import GROUP_OBJECT, Scene
-from numpy.typing import NDArray
 
 __all__ = ["ObjectBox", "amodal_boxes", "camera_matrix", "camera_pose", "observe", "pixel_boxes", "project"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -24,18 +24,15 @@ from typing import Any
 
 import cv2
 import numpy as np
+
 from carpus.runtime.errors import DataError
+from carpus.sim.coco import annotation_rows, coco_document, image_name
 from carpus.sim.domains import DOMAINS, domain_by_name
-from carpus.sim.objects import CLASSES
 from carpus.sim.robot import ROBOTS
-from carpus.sim.tabletop import Sample, Tabletop
+from carpus.sim.tabletop import Tabletop
 
-__all__ = ["CROWD_VISIBILITY", "GeneratorConfig", "generate_dataset", "image_generator"]
+__all__ = ["GENERATOR_VERSION", "GeneratorConfig", "generate_dataset", "image_generator"]
 
-#: Objects less visible than this are marked ``iscrowd``: finding them counts neither as right nor as wrong.
-CROWD_VISIBILITY = 0.25
-#: ... and so are objects with fewer visible pixels than this, at 640x480; scaled with the picture's area.
-CROWD_PIXELS = 80
 #: Raised whenever a change of the scene makes other pictures from the same seed.
 GENERATOR_VERSION = 1
 
@@ -81,34 +78,10 @@ def image_generator(seed: int, split: str, index: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence((seed, list(DOMAINS).index(split), index)))
 
 
-def _annotations(sample: Sample) -> list[dict[str, Any]]:
-    height, width = sample.image.shape[:2]
-    few = CROWD_PIXELS * height * width / (480 * 640)
-    rows = []
-    for box in sample.boxes:
-        x0, y0, x1, y1 = box.visible
-        a0, b0, a1, b1 = (round(v, 2) for v in box.amodal)
-        rows.append(
-            {
-                "category_id": box.class_id + 1,
-                "bbox": [x0, y0, x1 - x0, y1 - y0],
-                "area": box.pixels,
-                "iscrowd": int(box.visibility < CROWD_VISIBILITY or box.pixels < few),
-                "visibility": round(box.visibility, 4),
-                "amodal_bbox": [a0, b0, round(a1 - a0, 2), round(b1 - b0, 2)],
-            }
-        )
-    return rows
-
-
 def _write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(data)
     os.replace(temporary, path)
-
-
-def _file_name(index: int) -> str:
-    return f"{index:06d}.jpg"
 
 
 class _Worker:
@@ -125,10 +98,10 @@ class _Worker:
         options = [cv2.IMWRITE_JPEG_QUALITY, config.quality]
         done, data = cv2.imencode(".jpg", cv2.cvtColor(sample.image, cv2.COLOR_RGB2BGR), options)
         if not done:
-            raise DataError(f"{self._folder / _file_name(index)}: OpenCV could not encode the image as JPEG")
-        _write_atomically(self._folder / _file_name(index), data.tobytes())
+            raise DataError(f"{self._folder / image_name(index)}: OpenCV could not encode the image as JPEG")
+        _write_atomically(self._folder / image_name(index), data.tobytes())
         matrix = [[round(float(v), 6) for v in row] for row in sample.camera_matrix]
-        return {"index": index, "bytes": len(data), "camera_matrix": matrix, "annotations": _annotations(sample)}
+        return {"index": index, "bytes": len(data), "camera_matrix": matrix, "annotations": annotation_rows(sample)}
 
     def close(self) -> None:
         self._tabletop.close()
@@ -203,34 +176,10 @@ def _read_records(folder: Path) -> dict[int, dict[str, Any]]:
             index, size = int(record["index"]), int(record["bytes"])
         except (ValueError, KeyError, TypeError):
             continue
-        image = folder / "images" / _file_name(index)
+        image = folder / "images" / image_name(index)
         if image.is_file() and image.stat().st_size == size:
             records[index] = record
     return records
-
-
-def _coco(config: GeneratorConfig, records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    images, annotations = [], []
-    for record in records:
-        image_id = record["index"] + 1
-        images.append(
-            {
-                "id": image_id,
-                "file_name": _file_name(record["index"]),
-                "height": config.height,
-                "width": config.width,
-                "camera_matrix": record["camera_matrix"],
-            }
-        )
-        for row in record["annotations"]:
-            annotations.append({"id": len(annotations) + 1, "image_id": image_id, **row})
-    return {
-        "info": {"description": f"Carpus simulated tabletop, split {config.split}", "generator": asdict(config)},
-        "licenses": [],
-        "categories": [{"id": k + 1, "name": name, "supercategory": "tabletop"} for k, name in enumerate(CLASSES)],
-        "images": images,
-        "annotations": annotations,
-    }
 
 
 def generate_dataset(
@@ -300,7 +249,9 @@ def generate_dataset(
                 if progress:
                     progress(len(records), num_images)
     if missing or not annotations.exists():
-        text = json.dumps(_coco(config, (records[index] for index in range(num_images))), separators=(",", ":"))
+        text = json.dumps(
+            coco_document(asdict(config), (records[index] for index in range(num_images))), separators=(",", ":")
+        )
         _write_atomically(annotations, text.encode())
     return annotations
 

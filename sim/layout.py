@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LAYOUTS", "Footprint", "Placement", "arrange", "rectangles_overlap"]
+__all__ = ["LAYOUTS", "Footprint", "Placement", "arrange", "footprint_corners", "rectangles_overlap"]
 
 _Region = Callable[[], NDArray[np.float64]]
 
@@ -31,7 +31,8 @@ class Placement:
     yaw: float
 
 
-def _corners(footprint: Footprint, place: Placement) -> NDArray[np.float64]:
+def footprint_corners(footprint: Footprint, place: Placement) -> NDArray[np.float64]:
+    """Corners ``(4, 2)`` of a footprint at its place, in order [m]."""
     signs = np.array([[1.0, 1.0], [-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
     cos, sin = np.cos(place.yaw), np.sin(place.yaw)
     rotation = np.array([[cos, -sin], [sin, cos]])
@@ -132,7 +133,7 @@ def arrange(
             place = Placement(float(middle[0]), float(middle[1]), float(yaw))
             if not accept(place.x, place.y):
                 continue
-            corners = _corners(footprint, place)
+            corners = footprint_corners(footprint, place)
             centre, radius = corners.mean(0), float(np.hypot(*footprint.half))
             near = [
                 other for other, at, reach in taken if np.hypot(*(at - centre)) <= radius + reach + gap

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from carpus.runtime.errors import DataError
 from numpy.typing import NDArray
+
+from carpus.runtime.errors import DataError
 
 __all__ = ["CACHE_VARIABLE", "cache_folder", "load_decimated", "read_stl"]
 

@@ -1,81 +1,21 @@
-"""Tabletop objects: twelve classes and a few distractors, each instance a handful of coloured surfaces.
+"""The twelve annotated classes: each a function that draws the proportions of one instance.
 
-A class is a function that draws the proportions of one instance; its colours are drawn anew for every picture from the
-palette of each part. Sizes are metres, z is up in the object's upright pose.
+Colours are drawn anew for every picture from the palette of each part. Sizes are metres, z is up in the upright pose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-from carpus.sim.shapes import Surface, arc, box, extrude, lathe, sphere, tube
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["CLASSES", "DISTRACTORS", "Palette", "Part", "Pose", "TabletopObject", "build_object"]
+from carpus.runtime.errors import DataError
+from carpus.sim.distractors import DISTRACTOR_BUILDERS
+from carpus.sim.object_model import HEAD_DOWN, ON_FRONT, ON_SIDE, UPRIGHT, Palette, Part, Pose, TabletopObject
+from carpus.sim.shapes import Surface, arc, box, extrude, lathe, sphere, tube
 
-
-@dataclass(frozen=True)
-class Palette:
-    """HSV ranges a part's colour is drawn from (hue in degrees), and what may be printed on it.
-
-    Attributes:
-        hue, saturation, value: uniform ranges.
-        labels: texture families (:data:`carpus.sim.textures.LABEL_FAMILIES`) the part may carry.
-        label_share: probability that the part carries one of them.
-        shininess: upper bound of the specular strength, 0..1.
-    """
-
-    hue: tuple[float, float] = (0.0, 360.0)
-    saturation: tuple[float, float] = (0.0, 1.0)
-    value: tuple[float, float] = (0.3, 1.0)
-    labels: tuple[str, ...] = ()
-    label_share: float = 0.0
-    shininess: float = 0.4
-
-
-@dataclass(frozen=True)
-class Part:
-    """One surface of an object and the palette of its colour."""
-
-    surface: Surface
-    palette: Palette
-
-
-@dataclass(frozen=True)
-class Pose:
-    """A way an object rests on the table.
-
-    Attributes:
-        rotation: ``(3, 3)`` upright object frame to resting frame, before the yaw about z.
-        roll: whether any turn about the object's own z axis comes before it.
-        weight: relative frequency.
-    """
-
-    rotation: NDArray[np.float64]
-    roll: bool
-    weight: float
-
-
-@dataclass(frozen=True)
-class TabletopObject:
-    """One instance: its class name, parts, and resting poses."""
-
-    category: str
-    parts: tuple[Part, ...]
-    poses: tuple[Pose, ...]
-
-    @property
-    def vertices(self) -> NDArray[np.float64]:
-        """All vertices ``(V, 3)`` [m] in the object frame."""
-        return np.concatenate([part.surface.vertices for part in self.parts])
-
-
-_UPRIGHT = np.eye(3)
-_ON_SIDE = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])  # object z to world x
-_ON_FRONT = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]])  # object y to world z
-_HEAD_DOWN = np.diag([1.0, -1.0, -1.0])
+__all__ = ["CLASSES", "DISTRACTORS", "build_object"]
 
 _ANY_PAINT = Palette(saturation=(0.35, 1.0), value=(0.35, 1.0))
 _CERAMIC = Palette(
@@ -97,7 +37,7 @@ def _turn(angle: float, axis: int) -> NDArray[np.float64]:
 
 
 def _standing(upright: float = 1.0, lying: float = 0.0, inverted: float = 0.0, roll: bool = True) -> tuple[Pose, ...]:
-    poses = (Pose(_UPRIGHT, False, upright), Pose(_ON_SIDE, roll, lying), Pose(_HEAD_DOWN, False, inverted))
+    poses = (Pose(UPRIGHT, False, upright), Pose(ON_SIDE, roll, lying), Pose(HEAD_DOWN, False, inverted))
     return tuple(pose for pose in poses if pose.weight > 0)
 
 
@@ -131,8 +71,8 @@ def _mug(rng: np.random.Generator) -> TabletopObject:
     handle = _handle(radius * 0.93, 0.18 * height, 0.85 * height, rng.uniform(0.028, 0.04), rng.uniform(0.0055, 0.008))
     body = lathe(profile)
     # Lying, the handle points sideways or up, so that the body rests on the table.
-    lying = tuple(Pose(_ON_SIDE @ _turn(angle, 2), False, 0.1) for angle in (np.pi / 2, -np.pi / 2, np.pi))
-    poses = (Pose(_UPRIGHT, False, 0.7), *lying, Pose(_HEAD_DOWN, False, 0.06))
+    lying = tuple(Pose(ON_SIDE @ _turn(angle, 2), False, 0.1) for angle in (np.pi / 2, -np.pi / 2, np.pi))
+    poses = (Pose(UPRIGHT, False, 0.7), *lying, Pose(HEAD_DOWN, False, 0.06))
     return TabletopObject("mug", (Part(body, _CERAMIC), Part(handle, _CERAMIC)), poses)
 
 
@@ -174,14 +114,14 @@ def _bottle(rng: np.random.Generator) -> TabletopObject:
 def _carton(rng: np.random.Generator) -> TabletopObject:
     half = np.array([rng.uniform(0.032, 0.055), rng.uniform(0.016, 0.034), rng.uniform(0.05, 0.085)])
     print_ = Palette(saturation=(0.15, 0.9), value=(0.5, 1.0), labels=("print", "print", "bands"), label_share=0.95)
-    poses = (Pose(_UPRIGHT, False, 0.4), Pose(_ON_FRONT, False, 0.4), Pose(_ON_SIDE, False, 0.2))
+    poses = (Pose(UPRIGHT, False, 0.4), Pose(ON_FRONT, False, 0.4), Pose(ON_SIDE, False, 0.2))
     return TabletopObject("box", (Part(box(half).moved((0, 0, half[2])), print_),), poses)
 
 
 def _ball(rng: np.random.Generator) -> TabletopObject:
     radius = rng.uniform(0.032, 0.048)
     paint = Palette(saturation=(0.3, 1.0), value=(0.45, 1.0), labels=("bands", "blobs"), label_share=0.6, shininess=0.7)
-    return TabletopObject("ball", (Part(sphere(radius).moved((0, 0, radius)), paint),), (Pose(_ON_SIDE, True, 1.0),))
+    return TabletopObject("ball", (Part(sphere(radius).moved((0, 0, radius)), paint),), (Pose(ON_SIDE, True, 1.0),))
 
 
 def _banana(rng: np.random.Generator) -> TabletopObject:
@@ -196,7 +136,7 @@ def _banana(rng: np.random.Generator) -> TabletopObject:
     stem_tube = tube(np.concatenate([stem, np.zeros((4, 1))], 1), thick * 0.3, sides=8)
     offset = (-bend * 0.85, 0.0, 0.0)
     parts = (Part(tube(path, thick * taper, sides=10).moved(offset), peel), Part(stem_tube.moved(offset), tip))
-    return TabletopObject("banana", parts, (Pose(_UPRIGHT, False, 0.5), Pose(_HEAD_DOWN, False, 0.5)))
+    return TabletopObject("banana", parts, (Pose(UPRIGHT, False, 0.5), Pose(HEAD_DOWN, False, 0.5)))
 
 
 def _rod(
@@ -224,7 +164,7 @@ def _hammer(rng: np.random.Generator) -> TabletopObject:
     )
     top = face.joined(claw.moved((0, 0, -thick / 2))).moved((length / 2, 0, 0), _turn(np.pi / 2, 2))
     colours = _WOOD if rng.random() < 0.5 else _ANY_PAINT
-    poses = (Pose(_UPRIGHT, False, 0.5), Pose(_HEAD_DOWN, False, 0.5))
+    poses = (Pose(UPRIGHT, False, 0.5), Pose(HEAD_DOWN, False, 0.5))
     return TabletopObject(
         "hammer",
         (
@@ -244,7 +184,7 @@ def _screwdriver(rng: np.random.Generator) -> TabletopObject:
     tip = box((0.008, 0.006, 0.0015)).moved((shaft, 0, 0))
     paint = Palette(saturation=(0.7, 1.0), value=(0.5, 1.0), shininess=0.7)
     parts = (Part(body, paint), Part(collar, _DARK), Part(blade.joined(tip), _STEEL))
-    return TabletopObject("screwdriver", parts, (Pose(_UPRIGHT, False, 1.0),))
+    return TabletopObject("screwdriver", parts, (Pose(UPRIGHT, False, 1.0),))
 
 
 def _tape(rng: np.random.Generator) -> TabletopObject:
@@ -272,58 +212,6 @@ def _pan(rng: np.random.Generator) -> TabletopObject:
     return TabletopObject("pan", parts, _standing(1.0))
 
 
-def _lone(name: str, surface: Surface, lying: bool) -> TabletopObject:
-    poses = (Pose(_UPRIGHT, False, 1.0), Pose(_ON_FRONT, False, 0.5)) if lying else (Pose(_UPRIGHT, False, 1.0),)
-    palette = Palette(labels=("blobs", "bands"), label_share=0.3)
-    return TabletopObject(name, (Part(surface, palette),), poses)
-
-
-def _cone(rng: np.random.Generator) -> TabletopObject:
-    radius, height = rng.uniform(0.02, 0.04), rng.uniform(0.05, 0.1)
-    return _lone("cone", lathe([(0, 0), (radius, 0), (radius * 0.05, height), (0, height)], 20), False)
-
-
-def _wedge(rng: np.random.Generator) -> TabletopObject:
-    a, b = rng.uniform(0.04, 0.09), rng.uniform(0.03, 0.06)
-    return _lone(
-        "wedge", extrude([(-a / 3, -b / 3), (2 * a / 3, -b / 3), (-a / 3, 2 * b / 3)], rng.uniform(0.02, 0.06)), True
-    )
-
-
-def _star(rng: np.random.Generator) -> TabletopObject:
-    points = int(rng.integers(5, 9))
-    angle = np.arange(2 * points) * np.pi / points
-    radius = np.where(np.arange(2 * points) % 2, rng.uniform(0.012, 0.022), rng.uniform(0.03, 0.045))
-    outline = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1)
-    return _lone("star", extrude(outline, rng.uniform(0.008, 0.03)), False)
-
-
-def _cross(rng: np.random.Generator) -> TabletopObject:
-    a, b = rng.uniform(0.008, 0.016), rng.uniform(0.03, 0.05)
-    outline = [
-        (b, -a),
-        (b, a),
-        (a, a),
-        (a, b),
-        (-a, b),
-        (-a, a),
-        (-b, a),
-        (-b, -a),
-        (-a, -a),
-        (-a, -b),
-        (a, -b),
-        (a, -a),
-    ]
-    return _lone("cross", extrude(outline, rng.uniform(0.01, 0.03)), True)
-
-
-def _bracket(rng: np.random.Generator) -> TabletopObject:
-    length, thick = rng.uniform(0.05, 0.08), rng.uniform(0.008, 0.016)
-    outline = np.array([(0, 0), (length, 0), (length, thick), (thick, thick), (thick, length), (0, length)])
-    middle = thick * 0.6
-    return _lone("bracket", extrude(outline - middle, rng.uniform(0.02, 0.04), (thick / 2 - middle,) * 2), True)
-
-
 _Builder = Callable[[np.random.Generator], TabletopObject]
 _BUILDERS: dict[str, _Builder] = {
     "can": _can,
@@ -339,20 +227,19 @@ _BUILDERS: dict[str, _Builder] = {
     "tape": _tape,
     "pan": _pan,
 }
-_DISTRACTOR_BUILDERS: dict[str, _Builder] = {
-    "cone": _cone,
-    "wedge": _wedge,
-    "star": _star,
-    "cross": _cross,
-    "bracket": _bracket,
-}
-
 #: Names of the annotated classes; the position in this tuple is the contiguous class id.
 CLASSES: tuple[str, ...] = tuple(_BUILDERS)
 #: Shapes that lie about, occlude and are never annotated.
-DISTRACTORS: tuple[str, ...] = tuple(_DISTRACTOR_BUILDERS)
+DISTRACTORS: tuple[str, ...] = tuple(DISTRACTOR_BUILDERS)
 
 
 def build_object(category: str, rng: np.random.Generator) -> TabletopObject:
-    """Draw one instance of a class of :data:`CLASSES` or :data:`DISTRACTORS`."""
-    return (_BUILDERS | _DISTRACTOR_BUILDERS)[category](rng)
+    """Draw one instance of a class of :data:`CLASSES` or :data:`DISTRACTORS`.
+
+    Raises:
+        DataError: the class is unknown.
+    """
+    builders = _BUILDERS | DISTRACTOR_BUILDERS
+    if category not in builders:
+        raise DataError(f"unknown object class '{category}'; expected one of {', '.join(builders)}")
+    return builders[category](rng)

@@ -9,12 +9,14 @@ from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.runtime.errors import DataError
 from carpus.sim.boxes import ObjectBox
-from carpus.sim.dataset import CROWD_VISIBILITY, image_generator
+from carpus.sim.coco import CROWD_VISIBILITY
+from carpus.sim.dataset import image_generator
 from carpus.sim.objects import CLASSES
 from carpus.sim.tabletop import Tabletop
-from numpy.typing import NDArray
 
 __all__ = ["contact_sheet", "draw_boxes", "write_png"]
 

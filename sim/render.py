@@ -6,10 +6,11 @@ from types import TracebackType
 
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.runtime.errors import BackendError
 from carpus.sim.robot import GROUP_ROBOT
 from carpus.sim.scene import GROUP_DISTRACTOR, GROUP_OBJECT, Scene
-from numpy.typing import NDArray
 
 __all__ = ["SceneRenderer"]
 

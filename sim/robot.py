@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mujoco
 import numpy as np
+
 from carpus.runtime.errors import DataError
 from carpus.sim.assets import fourier_assets
 from carpus.sim.meshes import load_decimated

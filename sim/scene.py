@@ -7,10 +7,12 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from carpus.runtime.errors import DataError
-from carpus.sim.objects import CLASSES, DISTRACTORS, Part, TabletopObject, build_object
-from carpus.sim.robot import GROUP_HIDDEN, Robot, build_robot
 from numpy.typing import NDArray
+
+from carpus.runtime.errors import DataError
+from carpus.sim.object_model import Part, TabletopObject
+from carpus.sim.objects import CLASSES, DISTRACTORS, build_object
+from carpus.sim.robot import GROUP_HIDDEN, Robot, build_robot
 
 __all__ = [
     "GROUP_DISTRACTOR",
@@ -183,6 +185,10 @@ class Scene:
     def joint_ranges(self, names: tuple[str, ...]) -> NDArray[np.float64]:
         """Limits ``(J, 2)`` of joints [rad]."""
         return np.array([self.model.joint(name).range for name in names])
+
+    def set_texture(self, material: int, texture: int) -> None:
+        """Give a material a texture, or none with -1; the renderer sees it in its next picture."""
+        self.model.mat_texid[material, _RGB_ROLE] = texture
 
     def update_kinematics(self) -> None:
         """Let coupled joints follow, then place every body, camera and light."""

@@ -5,25 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
 import mujoco
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.sim.arms import ArmPostures, Posture, points_hit_boxes
 from carpus.sim.boxes import ObjectBox, camera_matrix, camera_pose, observe
 from carpus.sim.domains import Domain, domain_by_name
-from carpus.sim.layout import Footprint, arrange
-from carpus.sim.objects import CLASSES, Pose
+from carpus.sim.population import Population
 from carpus.sim.render import SceneRenderer
-from carpus.sim.scene import LABEL_SLOTS, TABLE_HEIGHT, TABLE_X, TABLE_Y, Scene
-from carpus.sim.textures import LABEL_FAMILIES, colour, draw_texture
-from numpy.typing import NDArray
+from carpus.sim.scene import TABLE_HEIGHT, TABLE_X, TABLE_Y, Scene
+from carpus.sim.sensor import Sensor
+from carpus.sim.textures import LABEL_FAMILIES, draw_texture
 
 __all__ = ["Sample", "Tabletop"]
 
-_EDGE = 0.05  # Objects keep this far from the table's edge [m].
-_GRAIN_SCALE = 32.0  # Standard deviation of the stored grain [grey levels].
 _LENS_CLEARANCE = 0.27  # No arm is nearer to the camera than this within its view [m].
-_VIEW_MARGIN = 0.04  # ... and their feet this share of the picture from its border.
 
 
 @dataclass(frozen=True)
@@ -43,19 +40,19 @@ class Sample:
     camera_pose: NDArray[np.float64]
 
 
-def _rotation_z(angle: float) -> NDArray[np.float64]:
-    cos, sin = np.cos(angle), np.sin(angle)
-    return np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
-
-
 class Tabletop:
     """A scene, its renderer and a domain; :meth:`sample` makes a picture from a generator and nothing else.
+
+    The OpenGL context belongs to the thread that made the object: use it from there only.
 
     Args:
         domain: name in :data:`carpus.sim.domains.DOMAINS`.
         robot: name in :data:`carpus.sim.robot.ROBOTS`.
         size: picture height and width [px].
-        variants: instances of each class to choose from.
+        antialias: samples per pixel, see :class:`~carpus.sim.scene.Scene`.
+
+    Attributes:
+        domain, scene, population, postures, renderer, sensor: the parts.
 
     Raises:
         DataError: an unknown name, a size out of range, or the robot's package is missing.
@@ -63,41 +60,40 @@ class Tabletop:
     """
 
     def __init__(
-        self, domain: str = "train", robot: str = "gr1t2", size: tuple[int, int] = (480, 640), variants: int = 6
+        self, domain: str = "train", robot: str = "gr1t2", size: tuple[int, int] = (480, 640), *, antialias: int = 0
     ) -> None:
         self.domain: Domain = domain_by_name(domain)
-        self.scene = Scene(robot, size, variants)
+        self.scene = Scene(robot, size, antialias=antialias)
+        self.population = Population(self.scene, self.domain)
         self.postures = ArmPostures(self.scene, domain)
+        self.sensor = Sensor(self.scene.size)
         self.renderer = SceneRenderer(self.scene)
-        grain = np.random.default_rng(5).standard_normal((size[0] * 2, size[1] * 2, 3), dtype=np.float32)
-        self._grain = np.clip(128.0 + _GRAIN_SCALE * grain, 0.0, 255.0).astype(np.uint8)
-        self._by_class = [
-            [index for index, item in enumerate(self.scene.objects) if item.class_id == class_id]
-            for class_id in range(len(CLASSES))
-        ]
-        self._distractors = [index for index, item in enumerate(self.scene.objects) if item.class_id < 0]
 
     def close(self) -> None:
-        """Free the renderer."""
+        """Free the renderer; the object cannot be used afterwards."""
         self.renderer.close()
+
+    @property
+    def camera_matrix(self) -> NDArray[np.float64]:
+        """Pinhole matrix ``(3, 3)`` [px] of the ego camera as it is now."""
+        return camera_matrix(float(self.scene.model.cam_fovy[self.scene.camera]), self.scene.size)
 
     def sample(self, rng: np.random.Generator) -> Sample:
         """Randomise the scene and render it; equal generators give equal bytes, whatever came before."""
         shadows = self.randomise(rng)
-        matrix = camera_matrix(float(self.scene.model.cam_fovy[self.scene.camera]), self.scene.size)
-        image = self.expose(self.renderer.picture(shadows), rng)
+        exposure = self.sensor.draw(self.domain, rng)
+        image = self.sensor.expose(self.renderer.picture(shadows), exposure)
         boxes = tuple(observe(self.scene, self.renderer))
-        return Sample(image, boxes, matrix, camera_pose(self.scene))
+        return Sample(image, boxes, self.camera_matrix, camera_pose(self.scene))
 
     def randomise(self, rng: np.random.Generator) -> bool:
         """Set up a scene; return whether the key light casts shadows."""
-        self.scene.hide_objects()
         self._surfaces(rng)
         self._labels(rng)
         shadows = self._lights(rng)
         self._camera(rng)
-        low, high = self._objects(rng)
-        self._arms(rng, low, high)
+        self.population.randomise(rng)
+        self._arms(rng)
         self.scene.update_kinematics()
         return shadows
 
@@ -120,9 +116,8 @@ class Tabletop:
             model.mat_specular[material], model.mat_shininess[material] = source.uniform(0.0, 0.5, 2)
 
     def _labels(self, rng: np.random.Generator) -> None:
-        families = tuple(LABEL_FAMILIES)
-        for slot in range(LABEL_SLOTS):
-            self._write_texture(f"label{slot}", families[slot], rng)
+        for slot, family in enumerate(LABEL_FAMILIES):
+            self._write_texture(f"label{slot}", family, rng)
 
     def _tint(self, rng: np.random.Generator) -> NDArray[np.float64]:
         tints = np.asarray(self.domain.tints)
@@ -166,107 +161,21 @@ class Tabletop:
         mujoco.mju_mat2Quat(model.cam_quat[camera], np.stack([right, up, -forward], 1).ravel())
         self.scene.update_kinematics()
 
-    def _view(self, rng: np.random.Generator) -> tuple[Any, Any]:
-        """Two functions: draw a table point uniformly over the picture, and tell whether one is in view."""
-        scene = self.scene
-        pose = camera_pose(scene)
-        matrix = camera_matrix(float(scene.model.cam_fovy[scene.camera]), scene.size)
-        inverse = pose[:3, :3] @ np.linalg.inv(matrix)
-        height, width = scene.size
-
-        def region() -> NDArray[np.float64]:
-            for _ in range(50):
-                pixel = np.array([rng.uniform(0, width), rng.uniform(0, height), 1.0])
-                ray = inverse @ pixel
-                if ray[2] < -1e-6:
-                    point = pose[:3, 3] + ray * (TABLE_HEIGHT - pose[2, 3]) / ray[2]
-                    if accept(point[0], point[1]):
-                        return point[:2]
-            return np.array([sum(TABLE_X) / 2, 0.0])
-
-        def accept(x: float, y: float) -> bool:
-            if not (TABLE_X[0] + _EDGE < x < TABLE_X[1] - _EDGE and TABLE_Y[0] + _EDGE < y < TABLE_Y[1] - _EDGE):
-                return False
-            local = pose[:3, :3].T @ (np.array([x, y, TABLE_HEIGHT]) - pose[:3, 3])
-            if local[2] <= 0.05:
-                return False
-            u, v, w = matrix @ local
-            u, v = u / w / width, v / w / height
-            return bool(_VIEW_MARGIN < u < 1 - _VIEW_MARGIN and _VIEW_MARGIN < v < 1 - _VIEW_MARGIN)
-
-        return region, accept
-
-    def _objects(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Choose, paint and place objects; return the axis-aligned boxes ``(B, 3)`` that they take [m]."""
-        domain, scene = self.domain, self.scene
-        count = int(rng.integers(domain.objects[0], domain.objects[1] + 1))
-        chosen: list[int] = []
-        while len(chosen) < count:
-            variants = self._by_class[int(rng.integers(len(CLASSES)))]
-            index = variants[int(rng.integers(len(variants)))]
-            if index not in chosen:
-                chosen.append(index)
-        extra = int(rng.integers(0, domain.distractors + 1))
-        chosen += [self._distractors[k] for k in rng.permutation(len(self._distractors))[:extra]]
-        rotations = [self._resting(rng, scene.objects[index].shape.poses) for index in chosen]
-        footprints, bottoms = [], []
-        for index, rotation in zip(chosen, rotations, strict=True):
-            vertices = scene.objects[index].vertices @ rotation.T
-            low, high = vertices.min(0), vertices.max(0)
-            footprints.append(Footprint((low[:2] + high[:2]) / 2, (high[:2] - low[:2]) / 2))
-            bottoms.append(low[2])
-        region, accept = self._view(rng)
-        layout = domain.layouts[int(rng.integers(len(domain.layouts)))]
-        places = arrange(rng, layout, footprints, region, accept)
-        lows, highs = [], []
-        for index, rotation, bottom, place in zip(chosen, rotations, bottoms, places, strict=True):
-            self._paint(rng, index)
-            if place is None:
-                continue
-            world = _rotation_z(place.yaw) @ rotation
-            position = np.array([place.x, place.y, TABLE_HEIGHT - bottom])
-            scene.show_object(index, position, world)
-            corners = scene.objects[index].vertices @ world.T + position
-            lows.append(corners.min(0) - 0.01)
-            highs.append(corners.max(0) + 0.01)
-        return np.reshape(lows, (-1, 3)), np.reshape(highs, (-1, 3))
-
-    @staticmethod
-    def _resting(rng: np.random.Generator, poses: tuple[Pose, ...]) -> NDArray[np.float64]:
-        weights = np.array([pose.weight for pose in poses])
-        pose = poses[int(rng.choice(len(poses), p=weights / weights.sum()))]
-        roll = rng.uniform(-np.pi, np.pi)
-        return pose.rotation @ _rotation_z(roll) if pose.roll else pose.rotation
-
-    def _paint(self, rng: np.random.Generator, index: int) -> None:
-        model, item = self.scene.model, self.scene.objects[index]
-        families = tuple(LABEL_FAMILIES)
-        first: tuple[Any, ...] | None = None
-        for part, material in zip(item.shape.parts, item.materials, strict=True):
-            palette = part.palette
-            paint = colour(rng, palette.hue, palette.saturation, palette.value)
-            shine = rng.uniform(0.0, palette.shininess)
-            labelled = bool(palette.labels) and rng.random() < palette.label_share
-            family = palette.labels[int(rng.integers(len(palette.labels)))] if palette.labels else families[0]
-            slot = families.index(family)
-            if first is not None and palette is first[0]:  # Parts of one palette are one piece, as a mug's handle.
-                _, paint, shine, labelled, slot = first
-                labelled = False
-            first = (palette, paint, shine, labelled, slot)
-            model.mat_rgba[material] = [*paint, 1.0]
-            model.mat_specular[material], model.mat_shininess[material] = shine, 0.3 + 0.5 * shine
-            texture = self.scene.textures[f"label{slot}"] if labelled else -1
-            model.mat_texid[material, 1] = texture
-
-    def _arms(self, rng: np.random.Generator, low: NDArray[Any], high: NDArray[Any]) -> None:
-        for side, library in self.postures.library.items():
+    def _arms(self, rng: np.random.Generator) -> None:
+        for side in self.postures.library:
             posture = self.postures.resting[side]
             if rng.random() < self.domain.arms_share:
-                for index in rng.permutation(len(library))[:6]:
-                    if self.posture_is_free(library[index], low, high):
-                        posture = library[index]
-                        break
+                posture = self.draw_posture(side, rng) or posture
             self.postures.apply(side, posture)
+
+    def draw_posture(self, side: str, rng: np.random.Generator) -> Posture | None:
+        """Draw a posture over the table that hits no object and leaves the lens free; None when six tries find none."""
+        low, high = self.population.bounds()
+        library = self.postures.library[side]
+        for index in rng.permutation(len(library))[:6]:
+            if self.posture_is_free(library[index], low, high):
+                return library[index]
+        return None
 
     def posture_is_free(self, posture: Posture, low: NDArray[Any], high: NDArray[Any]) -> bool:
         """Whether an arm keeps clear of the boxes ``low``, ``high (B, 3)`` [m] and does not cover the lens."""
@@ -276,17 +185,3 @@ class Tabletop:
         if ((local[:, 2] > 0.0) & (local[:, 2] < _LENS_CLEARANCE) & (slope < 1.0)).any():
             return False
         return not points_hit_boxes(posture.points, low, high)
-
-    def expose(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-        """What a sensor does: automatic exposure, gamma, slight blur and grain."""
-        wanted, gamma = rng.uniform(*self.domain.exposure), rng.uniform(0.85, 1.2)
-        blur, noise = rng.uniform(0.0, 0.9), rng.uniform(*self.domain.noise)
-        dy, dx = int(rng.integers(image.shape[0])), int(rng.integers(image.shape[1]))
-        gain = np.clip(wanted / max(float(image[::8, ::8].mean()) / 255.0, 1e-3), 0.6, 2.5)
-        curve = 255.0 * np.clip(gain * np.arange(256) / 255.0, 0.0, 1.0) ** gamma
-        image = cv2.LUT(image, (curve + 0.5).astype(np.uint8))
-        if blur > 0.45:
-            image = cv2.GaussianBlur(image, (3, 3), blur)
-        grain = self._grain[dy : dy + image.shape[0], dx : dx + image.shape[1]]
-        weight = noise / _GRAIN_SCALE
-        return cv2.addWeighted(image, 1.0, grain, weight, -128.0 * weight)

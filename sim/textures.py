@@ -11,8 +11,9 @@ from typing import Any
 
 import cv2
 import numpy as np
-from carpus.runtime.errors import DataError
 from numpy.typing import NDArray
+
+from carpus.runtime.errors import DataError
 
 __all__ = ["HELDOUT_FAMILIES", "LABEL_FAMILIES", "SITE_FAMILIES", "TRAIN_FAMILIES", "colour", "draw_texture"]
 
