@@ -1,0 +1,42 @@
+"""One node, one process: start, spin, stop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import rclpy
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+
+__all__ = ["run_node"]
+
+
+def run_node(make: Callable[[], Any], args: list[str] | None = None) -> None:
+    """Make a node and spin it until Ctrl-C, SIGTERM or its own end; then close it.
+
+    Args:
+        make: returns a node that has ``close()``, which must be safe after the context is shut down.
+        args: command line, ``sys.argv`` when None.
+
+    Raises:
+        SystemExit: with code 2 when the node refuses its parameters; the message goes to stderr.
+    """
+    rclpy.init(args=args)
+    try:
+        node = make()
+    except ValueError as error:
+        rclpy.try_shutdown()
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from None
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    try:
+        executor.spin()
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    finally:
+        node.close()
+        executor.shutdown(timeout_sec=0.0)
+        node.destroy_node()
+        rclpy.try_shutdown()
