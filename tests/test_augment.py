@@ -245,6 +245,28 @@ def test_crops_keep_an_object_and_shrink_the_view() -> None:
     assert 100 < smaller < 200
 
 
+def test_a_crop_drops_objects_whose_centre_it_leaves_out() -> None:
+    image = np.full((200, 400, 3), 40, np.uint8)
+    boxes = np.array([[20, 60, 120, 160], [150, 40, 390, 180]], np.float32)
+    augmenter = Augmenter(replace(PLAIN, crop_prob=1.0), SIZE)
+    alone = 0
+    for seed in range(60):
+        view, inside = iou_crop(viewport.Viewport(0, 0, 400, 200), boxes, augmenter.config, _after_photometric(seed))
+        _, _, labels = augmenter(image, boxes, np.array([0, 1]), np.random.default_rng(seed), 15)
+        assert labels.tolist() == np.flatnonzero(inside).tolist()
+        touches = view.left + view.width > 150 and view.left < 120
+        alone += touches and len(labels) == 1
+    assert alone > 5
+
+
+def _after_photometric(seed: int) -> np.random.Generator:
+    """The generator in the state in which the augmenter crops."""
+    rng = np.random.default_rng(seed)
+    photometric_distort(np.zeros(3), PLAIN, rng)
+    zoom_out(400, 200, PLAIN, rng)
+    return rng
+
+
 def test_zoom_out_contains_the_image() -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):
