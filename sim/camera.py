@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from carpus.runtime.errors import DataError
 from carpus.sim.arms import Posture, points_hit_boxes
 from carpus.sim.boxes import ObjectBox, camera_pose, observe
+from carpus.sim.domains import domain_by_name
 from carpus.sim.layout import Placement
 from carpus.sim.population import Standing, TableView
 from carpus.sim.scene import TABLE_HEIGHT
@@ -29,10 +30,11 @@ __all__ = ["PERIOD", "Frame", "SimCamera"]
 PERIOD = 5.0
 _ARMS_UNTIL = 2.8  # Arms move from the start of a cycle to this moment [s].
 _MOVE_FROM, _MOVE_UNTIL = 3.2, 4.6  # An object moves between these moments [s].
+_OBJECTS = (6, 9)  # Number of objects on the table.
 _LIFT = 0.10  # Height of an object's arc [m].
 _MOVE_SHARE = 0.85  # Probability that an arm moves in a cycle.
 _HEAD_SWAY = np.array([0.015, 0.03, 0.012])  # Amplitude of the head's movement [m].
-_GAZE_SWAY = np.array([0.04, 0.07, 0.0])  # Amplitude of the point looked at [m].
+_GAZE_SWAY = np.array([0.03, 0.05, 0.0])  # Amplitude of the point looked at [m].
 _CHECKS = (0.2, 0.4, 0.6, 0.8)  # Shares of an arm's way at which collisions are looked for.
 
 
@@ -84,8 +86,9 @@ class SimCamera:
     ) -> None:
         if seed < 0:
             raise DataError(f"seed is {seed}; expected 0 or more")
-        self._tabletop = Tabletop(domain, robot, size, antialias=antialias)
-        scene, settings = self._tabletop.scene, self._tabletop.domain
+        settings = replace(domain_by_name(domain), objects=_OBJECTS)
+        self._tabletop = Tabletop(settings, robot, size, antialias=antialias)
+        scene = self._tabletop.scene
         self._rng = np.random.default_rng(np.random.SeedSequence((seed, 1_000_003)))
         self._shadows = self._tabletop.randomise(self._rng)
         self._exposure = self._tabletop.sensor.draw(settings, self._rng)
@@ -95,7 +98,7 @@ class SimCamera:
         self._phases = self._rng.uniform(0.0, 2.0 * np.pi, (2, 3))
         self._rates = self._rng.uniform(0.25, 0.6, (2, 3))
         self._time, self._cycle = 0.0, -1
-        self._place_head(0.0)
+        self._place_head(np.zeros((2, 3)))
         self._tabletop.population.randomise(self._rng)  # Again, now for the place from which the film is taken.
         postures = self._tabletop.postures
         # An arm cannot come from under the table, so both start above it where they can.
@@ -166,10 +169,10 @@ class SimCamera:
             self._boxes = tuple(observe(self._tabletop.scene, self._tabletop.renderer))
         return self._boxes
 
-    def _place_head(self, time: float) -> None:
-        sway = np.sin(self._rates * time + self._phases) - np.sin(self._phases) * (time == 0.0)
-        position = self._head + _HEAD_SWAY * sway[0]
-        self._tabletop.place_camera(position, self._gaze + _GAZE_SWAY * sway[1], 0.0, self._fovy)
+    def _place_head(self, sway: NDArray[np.float64]) -> None:
+        """Place the camera; ``sway (2, 3)`` displaces the head and the point it looks at, -1..1 of their amplitudes."""
+        position, target = self._head + _HEAD_SWAY * sway[0], self._gaze + _GAZE_SWAY * sway[1]
+        self._tabletop.place_camera(position, target, 0.0, self._fovy)
 
     def _begin_cycle(self, cycle: int) -> None:
         """Settle what the cycle before moved, then plan this one."""
@@ -222,7 +225,7 @@ class SimCamera:
     def _pose(self) -> None:
         """Place head, arms and the moving object for the present time."""
         tabletop, phase = self._tabletop, self._time - self._cycle * PERIOD
-        self._place_head(self._time)
+        self._place_head(np.sin(self._rates * self._time + self._phases))
         if self._moving is not None:
             _, before, after = self._moving
             share = _smooth((phase - _MOVE_FROM) / (_MOVE_UNTIL - _MOVE_FROM))

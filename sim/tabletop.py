@@ -46,7 +46,7 @@ class Tabletop:
     The OpenGL context belongs to the thread that made the object: use it from there only.
 
     Args:
-        domain: name in :data:`carpus.sim.domains.DOMAINS`.
+        domain: a domain, or its name in :data:`carpus.sim.domains.DOMAINS`.
         robot: name in :data:`carpus.sim.robot.ROBOTS`.
         size: picture height and width [px].
         antialias: samples per pixel, see :class:`~carpus.sim.scene.Scene`.
@@ -60,12 +60,17 @@ class Tabletop:
     """
 
     def __init__(
-        self, domain: str = "train", robot: str = "gr1t2", size: tuple[int, int] = (480, 640), *, antialias: int = 0
+        self,
+        domain: str | Domain = "train",
+        robot: str = "gr1t2",
+        size: tuple[int, int] = (480, 640),
+        *,
+        antialias: int = 0,
     ) -> None:
-        self.domain: Domain = domain_by_name(domain)
+        self.domain: Domain = domain_by_name(domain) if isinstance(domain, str) else domain
         self.scene = Scene(robot, size, antialias=antialias)
         self.population = Population(self.scene, self.domain)
-        self.postures = ArmPostures(self.scene, domain)
+        self.postures = ArmPostures(self.scene, self.domain.name)
         self.sensor = Sensor(self.scene.size)
         self.renderer = SceneRenderer(self.scene)
 
