@@ -54,9 +54,7 @@ def _family(family: str, variant: str) -> Family:
     return entry
 
 
-def build_model(
-    family: str, variant: str, num_classes: int, input_size: tuple[int, int] | None = None
-) -> nn.Module:
+def build_model(family: str, variant: str, num_classes: int, input_size: tuple[int, int] | None = None) -> nn.Module:
     """A freshly initialised network; seed ``torch`` first for repeatable weights.
 
     Args:

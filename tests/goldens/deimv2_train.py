@@ -106,16 +106,17 @@ def check_train_forward(case: Case) -> Iterator[Check]:
             yield from _check_matches(moment, outputs, targets, criterion, order, stored, changed=changed)
         losses = criterion(outputs, targets, epoch=epoch)
         yield from _check_losses(moment, losses, expected)
-        for key, select in (("gradient_l2_per_parameter_without_mal_terms", False), ("gradient_l2_per_parameter", True)):
+        for key, select in (
+            ("gradient_l2_per_parameter_without_mal_terms", False),
+            ("gradient_l2_per_parameter", True),
+        ):
             if key in expected:
                 total = torch.stack([v for name, v in losses.items() if select or "mal" not in name]).sum()
                 yield from _check_gradients(f"{moment} {key}", model, total, expected[key])
 
 
 def _targets(stored: Mapping[str, np.ndarray], batch: int) -> list[dict[str, Tensor]]:
-    return [
-        {key: torch.from_numpy(stored[f"targets.{i}.{key}"]) for key in ("labels", "boxes")} for i in range(batch)
-    ]
+    return [{key: torch.from_numpy(stored[f"targets.{i}.{key}"]) for key in ("labels", "boxes")} for i in range(batch)]
 
 
 def _keep_list(store: dict[str, Tensor], name: str):  # type: ignore[no-untyped-def]
@@ -156,7 +157,9 @@ def _check_matches(
     own = match(sets.logits.detach(), sets.boxes.detach(), packed, criterion.config.matcher, changed=changed)
     # our query q stands in row rank[q] of the stored order
     rank = np.argsort(order, 1)
-    assignments = [(f"match.{name}", own.per_image(i, sets.num_queries, packed.offsets)) for i, name in enumerate(sets.names)]
+    assignments = [
+        (f"match.{name}", own.per_image(i, sets.num_queries, packed.offsets)) for i, name in enumerate(sets.names)
+    ]
     assignments.append(("union", union_assignment(own).per_image(0, sets.num_queries, packed.offsets)))
     for name, images in assignments:
         for i, pairs in enumerate(images):
