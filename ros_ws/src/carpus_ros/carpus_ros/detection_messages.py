@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from carpus.runtime.detections import Detections
 from vision_msgs.msg import Detection2D, Detection2DArray, LabelInfo, ObjectHypothesisWithPose, VisionClass
 
-__all__ = ["DetectionMessages", "label_info"]
+__all__ = ["DetectionMessages", "from_message", "label_info"]
 
 
 class DetectionMessages:
@@ -63,3 +64,33 @@ def label_info(class_names: tuple[str, ...], threshold: float) -> LabelInfo:
     message = LabelInfo(threshold=float(threshold))
     message.class_map = [VisionClass(class_id=number, class_name=name) for number, name in enumerate(class_names)]
     return message
+
+
+def from_message(message: Detection2DArray, class_names: tuple[str, ...], image_size: tuple[int, int]) -> Detections:
+    """The inverse of :meth:`DetectionMessages.fill`, for upright boxes; the best hypothesis of each detection counts.
+
+    Args:
+        message: detections of one image.
+        class_names: names by class id; names that are not among them are appended.
+        image_size: (height, width) of the image [px].
+    """
+    names = list(class_names)
+    index = {name: number for number, name in enumerate(names)}
+    rows: list[tuple[float, float, float, float]] = []
+    scores: list[float] = []
+    classes: list[int] = []
+    for detection in message.detections:
+        if not detection.results:
+            continue
+        best = max((result.hypothesis for result in detection.results), key=lambda hypothesis: hypothesis.score)
+        if best.class_id not in index:
+            index[best.class_id] = len(names)
+            names.append(best.class_id)
+        box, centre = detection.bbox, detection.bbox.center.position
+        half_x, half_y = 0.5 * box.size_x, 0.5 * box.size_y
+        rows.append((centre.x - half_x, centre.y - half_y, centre.x + half_x, centre.y + half_y))
+        scores.append(best.score)
+        classes.append(index[best.class_id])
+    return Detections(
+        np.array(rows, np.float32), np.array(scores), np.array(classes, np.int64), tuple(names), image_size
+    )

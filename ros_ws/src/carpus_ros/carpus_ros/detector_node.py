@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from carpus.runtime.detections import Detections
 from carpus.runtime.detector import Detector
+from carpus.runtime.draw import annotate
 from carpus.runtime.errors import CarpusError
 from carpus_msgs.msg import DetectorStats
 from diagnostic_msgs.msg import DiagnosticArray
@@ -21,7 +22,7 @@ from rclpy.parameter import Parameter
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
-from carpus_ros.debug_image import annotate
+
 from carpus_ros.detection_messages import label_info
 from carpus_ros.detector_parameters import PARAMETERS
 from carpus_ros.diagnostics import detector_status, diagnostic_array

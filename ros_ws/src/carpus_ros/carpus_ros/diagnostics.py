@@ -60,6 +60,12 @@ def _judge(state: str, snapshot: Snapshot, recent: Mapping[str, int]) -> tuple[b
         return DiagnosticStatus.ERROR, f"the model failed on {recent['failed']} images"
     if recent["rejected"]:
         return DiagnosticStatus.WARN, f"{recent['rejected']} images could not be used"
+    if recent["lost"] > recent["received"]:
+        return (
+            DiagnosticStatus.WARN,
+            f"the middleware lost {recent['lost']} images: give it larger buffers (carpus_ros/fastdds_images.xml) or "
+            "make the subscription reliable by qos_overrides",
+        )
     if snapshot.idle is None:
         return DiagnosticStatus.WARN, "no image has arrived yet"
     if snapshot.idle > _SILENCE:

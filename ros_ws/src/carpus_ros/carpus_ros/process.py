@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import rclpy
+from carpus.runtime.errors import CarpusError
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 
 __all__ = ["run_node"]
@@ -16,23 +17,25 @@ def run_node(make: Callable[[], Any], args: list[str] | None = None) -> None:
     """Make a node and spin it until Ctrl-C, SIGTERM or its own end; then close it.
 
     Args:
-        make: returns a node that has ``close()``, which must be safe after the context is shut down.
+        make: returns a node that has ``close()``, which must be safe after the context is shut down. A node may have
+            ``finished``, which ends the process when it becomes true.
         args: command line, ``sys.argv`` when None.
 
     Raises:
-        SystemExit: with code 2 when the node refuses its parameters; the message goes to stderr.
+        SystemExit: with code 2 when the node cannot be made with its parameters; the message goes to stderr.
     """
     rclpy.init(args=args)
     try:
         node = make()
-    except ValueError as error:
+    except (CarpusError, ValueError) as error:
         rclpy.try_shutdown()
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
-        executor.spin()
+        while rclpy.ok() and not getattr(node, "finished", False):
+            executor.spin_once(timeout_sec=1.0)
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     finally:
