@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from carpus.models.data.augment_config import AugmentConfig
 from carpus.models.engine_events import LogListener, StepReport, TrainListener
 from carpus.models.recipe import Recipe, get_recipe
 from carpus.models.train import train
 from carpus.models.train_config import TrainConfig
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 __all__ = ["Train"]
 
@@ -94,6 +95,8 @@ class Train:
     """Probability that objects are pasted into a batch."""
     copyblend_epochs: tuple[int, int] | None = None
     """Range of epochs with that."""
+    input_scales: tuple[tuple[int, float], ...] | None = None
+    """Pairs of first epoch and factor on the input size: `0 0.6 20 0.8 40 1.0` trains on small images first."""
     matcher_change_epoch: int | None = None
     """Epoch from which pairs are made by IoU^4 times score."""
     num_denoising: int | None = None

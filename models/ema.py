@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from carpus.runtime.errors import DataError
 from torch import Tensor, nn
+
+from carpus.runtime.errors import DataError
 
 __all__ = ["ModelEMA"]
 

@@ -12,6 +12,8 @@ from typing import Any
 import lightning_fabric
 import numpy as np
 import torch
+from torch import nn
+
 from carpus.models.data.batch_augment import BatchAugmenter
 from carpus.models.data.coco import CategoryMap, CocoDataset
 from carpus.models.data.loader import Batch, BatchPlan, SampleAugmenter, training_batches
@@ -29,7 +31,6 @@ from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
 from carpus.runtime.errors import CarpusError
 from carpus.runtime.spec import Preprocess
-from torch import nn
 
 __all__ = ["Engine", "EngineParts", "Progress", "TrainingError"]
 

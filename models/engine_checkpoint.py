@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from carpus.models.data.coco import CategoryMap
 from carpus.runtime.errors import DataError
-from torch import Tensor
 
 __all__ = [
     "FORMAT",

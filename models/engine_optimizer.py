@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass
 
 import torch
-from carpus.models.recipe import Recipe
 from torch import nn
+
+from carpus.models.recipe import Recipe
 
 __all__ = ["ParameterGroup", "make_optimizer", "parameter_groups"]
 

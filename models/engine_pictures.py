@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
-from carpus.models.data.coco import CocoDataset
-from carpus.models.data.store import decode
-from carpus.models.predict import ModelDetector
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from carpus.models.data.coco import CocoDataset
+from carpus.models.data.store import decode
+from carpus.models.predict import ModelDetector
 
 __all__ = ["detections_sheet", "draw_boxes", "targets_sheet"]
 

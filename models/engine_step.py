@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import lightning_fabric
 import numpy as np
 import torch
+from torch import Tensor, nn
+
 from carpus.models.deimv2.denoising import make_denoising
 from carpus.models.ema import ModelEMA
 from carpus.models.recipe import Recipe
 from carpus.models.schedule import FlatCosine
-from torch import Tensor, nn
 
 __all__ = ["DetectionLoss", "StepLosses", "TrainStep"]
 

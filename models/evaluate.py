@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from faster_coco_eval import COCO, COCOeval_faster
+from numpy.typing import NDArray
+
 from carpus.models.data.coco import CocoDataset
 from carpus.models.data.store import decode
 from carpus.runtime.detections import Detections
 from carpus.runtime.errors import DataError
-from faster_coco_eval import COCO, COCOeval_faster
-from numpy.typing import NDArray
 
 __all__ = ["DetectionMetrics", "evaluate_coco", "evaluate_detections"]
 

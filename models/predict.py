@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
+
 from carpus.runtime.detections import Detections
 from carpus.runtime.postprocess import postprocess
 from carpus.runtime.preprocess import Preprocessor
 from carpus.runtime.spec import Postprocess, Preprocess
-from numpy.typing import NDArray
-from torch import nn
 
 __all__ = ["ModelDetector", "deimv2_preprocess"]
 

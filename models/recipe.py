@@ -37,6 +37,7 @@ class Recipe:
         final_lr_factor: learning rate at the end relative to ``lr``.
         no_aug_epochs: closing epochs at the final rate and without strong augmentation.
         augment: augmentation of samples and batches, and in which epochs.
+        input_scales: (first epoch, factor on the input size) of epochs on smaller images, ascending; () never.
         matcher_change_epoch: epoch from which the matcher uses IoU^4 times the score.
         num_denoising: denoising queries; 0 turns them off.
         ema_decay: decay of the averaged weights.
@@ -57,6 +58,7 @@ class Recipe:
     final_lr_factor: float = 0.5
     no_aug_epochs: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    input_scales: tuple[tuple[int, float], ...] = ()
     matcher_change_epoch: int = 0
     num_denoising: int = 100
     ema_decay: float = 0.9999
@@ -70,6 +72,10 @@ class Recipe:
         for name in ("lr", "weight_decay", "clip_norm", "warmup_iterations", "no_aug_epochs", "backbone_lr_factor"):
             if not getattr(self, name) >= 0:
                 raise DataError(f"Recipe.{name} must not be negative, got {getattr(self, name)}.")
+        if any(not 0.1 <= factor <= 2.0 for _, factor in self.input_scales):
+            raise DataError(f"Recipe.input_scales must have factors in 0.1..2, got {self.input_scales}.")
+        if list(self.input_scales) != sorted(self.input_scales):
+            raise DataError(f"Recipe.input_scales must ascend by epoch, got {self.input_scales}.")
         if not 0.0 <= self.final_lr_factor <= 1.0:
             raise DataError(f"Recipe.final_lr_factor must be in 0..1, got {self.final_lr_factor}.")
 
@@ -109,6 +115,7 @@ class Recipe:
             flat_epochs=move(self.flat_epochs),
             no_aug_epochs=move(self.no_aug_epochs),
             augment=augment,
+            input_scales=tuple((move(epoch), factor) for epoch, factor in self.input_scales),
             matcher_change_epoch=move(self.matcher_change_epoch),
             ema_restart_epoch=None if self.ema_restart_epoch is None else move(self.ema_restart_epoch),
         )
@@ -137,11 +144,11 @@ class Recipe:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 _LITE = Recipe(

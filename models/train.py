@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,20 @@ from typing import Any
 import cv2
 import lightning_fabric
 import torch
+from lightning_fabric.strategies import DDPStrategy, Strategy
+from torch import nn
+
 from carpus.models.build import build_criterion, build_model
-from carpus.models.data.augment import Augmenter
 from carpus.models.data.batch_augment import BatchAugmenter
-from carpus.models.data.coco import CocoDataset, locate_split
+from carpus.models.data.coco import CategoryMap, CocoDataset, locate_split
 from carpus.models.data.coco_reader import load_coco
 from carpus.models.data.loader import BatchPlan
+from carpus.models.data.progressive import ProgressiveAugmenter, size_at
 from carpus.models.data.store import ImageStore
+from carpus.models.deimv2.config import DEIMv2Config
 from carpus.models.ema import ModelEMA
 from carpus.models.engine import Engine, EngineParts, Progress
-from carpus.models.engine_budget import epochs_within
+from carpus.models.engine_budget import epochs_within, measure_step
 from carpus.models.engine_checkpoint import load_checkpoint
 from carpus.models.engine_events import LogListener, TrainListener
 from carpus.models.engine_history import open_event_writer
@@ -33,12 +38,11 @@ from carpus.models.engine_init import initialise
 from carpus.models.engine_interrupt import InterruptGuard
 from carpus.models.engine_optimizer import make_optimizer
 from carpus.models.engine_step import DetectionLoss, TrainStep
-from carpus.models.predict import deimv2_preprocess
+from carpus.models.predict import ModelDetector, deimv2_preprocess
 from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
 from carpus.runtime.errors import DataError
-from lightning_fabric.strategies import DDPStrategy, Strategy
-from torch import nn
+from carpus.runtime.spec import Preprocess
 
 __all__ = ["TrainResult", "train"]
 
@@ -120,7 +124,7 @@ def _launch(config: TrainConfig) -> lightning_fabric.Fabric:
         devices=config.devices,
         num_nodes=config.num_nodes,
         strategy=strategy,
-        precision=precision,  # type: ignore[arg-type]
+        precision=precision,
     )
     fabric.launch()
     return fabric
@@ -172,14 +176,10 @@ def _assemble(
     resumed: Mapping[str, Any] | None,
     listener: TrainListener,
 ) -> Engine:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = build_model(config.family, config.variant, len(data.categories), config.input_size)
-    if config.init is not None and resumed is None:
-        listener.on_message(initialise(model, config.init, data.categories))
-    height, width = model.config.input_size
-    short_side = round(config.cache_scale * min(height, width)) or None
-    store = ImageStore(data, short_side=short_side, budget_gb=config.cache_gb)
+    model = _model(config, data.categories, listener if resumed is None else None)
+    full = model.config.input_size
+    _check_sizes(model.config, config.recipe)
+    store = ImageStore(data, short_side=round(config.cache_scale * min(full)) or None, budget_gb=config.cache_gb)
     store.fill()
     plan = BatchPlan(
         num_samples=len(data),
@@ -188,12 +188,14 @@ def _assemble(
         rank=fabric.global_rank,
         world_size=fabric.world_size,
     )
-    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-    model = model.to(memory_format=memory_format)  # type: ignore[call-overload]
-    recipe = _recipe(config, plan, model, store, val, resumed, listener)
+    preprocess = deimv2_preprocess(full)
     criterion = build_criterion(config.family, config.variant, len(data.categories))
+    loss = DetectionLoss(model, criterion, num_denoising=config.recipe.num_denoising, freeze_norm=config.freeze_norm)
+    if resumed is not None:
+        recipe = Recipe.from_dict(resumed["recipe"])
+    else:
+        recipe = _fit_recipe(config, fabric, loss, store, plan, val, preprocess, listener)
     criterion.config = criterion.config.with_change_epoch(recipe.matcher_change_epoch)
-    loss = DetectionLoss(model, criterion, num_denoising=recipe.num_denoising, freeze_norm=config.freeze_norm)
     if fabric.world_size > 1 and fabric.device.type == "cuda" and not config.freeze_norm:
         loss = nn.SyncBatchNorm.convert_sync_batchnorm(loss)
     optimizer = make_optimizer(model, recipe)
@@ -204,19 +206,14 @@ def _assemble(
         model.load_state_dict(resumed["model"])
         ema.load_state_dict(resumed["ema"])
         optimizer.load_state_dict(resumed["optimizer"])
-        progress = Progress(
-            **resumed["progress"],
-            best=resumed["best"],
-            history=resumed["history"],
-            seconds=resumed["seconds"],
-        )
+        seconds, best, history = resumed["seconds"], resumed["best"], resumed["history"]
+        progress = Progress(**resumed["progress"], best=best, history=history, seconds=seconds)
         running = resumed["running"]
         listener.on_message(f"resuming at epoch {progress.epoch + 1} of {recipe.epochs}, batch {progress.batch}")
     if config.compile:
         model.compile()
     main = fabric.global_rank == 0
     events = Path(config.out) / "tensorboard"
-    schedule = recipe.schedule(plan.batches_per_epoch)
     parts = EngineParts(
         config=config,
         recipe=recipe,
@@ -224,15 +221,17 @@ def _assemble(
         module=module,
         model=model,
         optimizer=optimizer,
-        step=TrainStep(fabric, module, fabric_optimizer, ema, recipe, schedule, config.seed),
+        step=TrainStep(
+            fabric, module, fabric_optimizer, ema, recipe, recipe.schedule(plan.batches_per_epoch), config.seed
+        ),
         ema=ema,
         store=store,
-        augmenter=Augmenter(recipe.augment, (height, width)),
+        augmenter=ProgressiveAugmenter(recipe.augment, full, recipe.input_scales),
         plan=plan,
         mixer=BatchAugmenter(recipe.augment),
         categories=data.categories,
         val=val,
-        preprocess=deimv2_preprocess((height, width)),
+        preprocess=preprocess,
         fingerprint=fingerprint,
         listener=listener if main else None,
         writer=open_event_writer(events, progress.step) if main and config.tensorboard else None,
@@ -240,28 +239,85 @@ def _assemble(
     return Engine(parts, progress, running)
 
 
-def _recipe(
+def _check_sizes(model_config: DEIMv2Config, recipe: Recipe) -> None:
+    """Refuses inputs with fewer positions than the decoder has queries."""
+    queries = model_config.decoder.num_queries
+    for start, factor in ((0, 1.0), *recipe.input_scales):
+        height, width = size_at(start, model_config.input_size, ((start, factor),))
+        positions = sum((height // stride) * (width // stride) for stride in model_config.feature_strides)
+        if positions < queries:
+            raise DataError(
+                f"Input of {height} x {width} px has {positions} positions for {queries} queries of "
+                f"{model_config.variant}; take a larger input size or factor."
+            )
+
+
+def _model(config: TrainConfig, categories: CategoryMap, listener: TrainListener | None) -> Any:
+    """The detector with its starting weights; without a listener it is about to be filled from a checkpoint."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build_model(config.family, config.variant, len(categories), config.input_size)
+    if config.init is not None and listener is not None:
+        listener.on_message(initialise(model, config.init, categories))
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    return model.to(memory_format=memory_format)
+
+
+def _fit_recipe(
     config: TrainConfig,
-    plan: BatchPlan,
-    model: nn.Module,
+    fabric: lightning_fabric.Fabric,
+    loss: DetectionLoss,
     store: ImageStore,
+    plan: BatchPlan,
     val: CocoDataset | None,
-    resumed: Mapping[str, Any] | None,
+    preprocess: Preprocess,
     listener: TrainListener,
 ) -> Recipe:
-    """The recipe carried out: the wished one, its epochs fitted to a time budget, short enough for the data."""
-    if resumed is not None:
-        return Recipe.from_dict(resumed["recipe"])
+    """The recipe that is carried out: as many epochs as the time allows, warm-up and averaging that fit into them."""
     recipe = config.recipe
+    full = preprocess.size
     if config.max_minutes is not None:
-        epochs = epochs_within(config, plan, model, store, val)
-        listener.on_message(
-            f"{epochs} epochs fit into {config.max_minutes:g} minutes; --epochs {epochs} repeats this run"
+
+        def augmenter(factor: float) -> ProgressiveAugmenter:
+            return ProgressiveAugmenter(recipe.augment, size_at(0, full, ((0, factor),)))
+
+        last = config.channels_last
+        cost = measure_step(fabric, loss, recipe, store, augmenter, plan, channels_last=last)
+        epochs = epochs_within(
+            config.max_minutes * 60.0,
+            recipe,
+            cost,
+            plan.batches_per_epoch,
+            full,
+            evaluation=_evaluation_seconds(config, loss.model, store, val, preprocess),
+            eval_every=config.eval_every,
         )
+        epochs = fabric.broadcast(epochs)
         recipe = recipe.scaled(epochs)
+        speed = plan.batch_size * plan.world_size / cost.seconds(1.0)
+        listener.on_message(
+            f"{speed:.1f} images/s at full size: {epochs} epochs fit into {config.max_minutes:g} minutes "
+            f"(--epochs {epochs} repeats this run)"
+        )
     fitted = recipe.fitted(recipe.epochs * plan.batches_per_epoch)
     if fitted != recipe:
         listener.on_message(
             f"short training: warm-up {fitted.warmup_iterations} iterations, averaging decay {fitted.ema_decay:.5f}"
         )
     return fitted
+
+
+def _evaluation_seconds(
+    config: TrainConfig, model: nn.Module, store: ImageStore, val: CocoDataset | None, preprocess: Preprocess
+) -> float:
+    """How long an evaluation will take, from a few training images [s]."""
+    if val is None:
+        return 0.0
+    names = [str(index) for index in range(model.config.num_classes)]  # type: ignore[union-attr, arg-type]
+    detector = ModelDetector(model, names, preprocess, channels_last=config.channels_last)
+    images = [store[index % len(store)].image for index in range(16)]
+    detector(images)
+    started = time.monotonic()
+    detector(images)
+    count = min(config.eval_images or len(val), len(val))
+    return (time.monotonic() - started) / len(images) * count

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from carpus.runtime.errors import DataError
 from numpy.typing import NDArray
+
+from carpus.runtime.errors import DataError
 
 __all__ = ["BadBox", "CategoryMap", "CocoDataset", "CocoImage", "locate_split"]
 

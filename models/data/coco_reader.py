@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+
 from carpus.models.data.coco import BadBox, CategoryMap, CocoDataset, CocoImage
 from carpus.runtime.errors import DataError
 

@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import cv2
 import numpy as np
 import torch
-from carpus.models.data.store import ImageStore
-from carpus.runtime.errors import DataError
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+from carpus.models.data.store import ImageStore
+from carpus.runtime.errors import DataError
 
 __all__ = ["Batch", "BatchPlan", "SampleAugmenter", "training_batches"]
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.models.data.coco import CocoDataset, CocoImage
 from carpus.runtime.errors import DataError
 from carpus.runtime.image import load_image
-from numpy.typing import NDArray
 
 __all__ = ["ImageStore", "Sample"]
 
