@@ -53,7 +53,8 @@ def coco_document(generator: Mapping[str, Any], records: Iterable[Mapping[str, A
         generator: what the split was made with; has at least ``split``, ``height`` and ``width``.
         records: one per picture in order: ``index``, ``camera_matrix`` and ``annotations`` (rows without ids).
     """
-    images, annotations = [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for record in records:
         image_id = record["index"] + 1
         images.append(

@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +29,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from carpus.runtime.errors import DataError
+from carpus.runtime.errors import BackendError, DataError
 from carpus.sim.coco import annotation_rows, coco_document, image_name
 from carpus.sim.domains import DOMAINS, domain_by_name
 from carpus.sim.robot import ROBOTS
@@ -130,14 +134,34 @@ def _make_here(folder: Path, config: GeneratorConfig, indices: list[int]) -> Ite
         worker.close()
 
 
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started within never see Ctrl-C: it is for the parent, which lets them finish what they are at."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _make_in_processes(
     folder: Path, config: GeneratorConfig, indices: list[int], workers: int
 ) -> Iterator[dict[str, Any]]:
     chunks = [indices[start : start + _CHUNK] for start in range(0, len(indices), _CHUNK)]
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (folder, config))
     try:
-        for done in as_completed([pool.submit(_make_chunk, chunk) for chunk in chunks]):
+        with _interrupts_ignored():
+            futures = [pool.submit(_make_chunk, chunk) for chunk in chunks]
+        for done in as_completed(futures):
             yield from done.result()
+    except BrokenProcessPool as error:
+        raise BackendError(
+            "a worker process ended before its work was done; finished images are kept, "
+            "run again with workers=1 to see why"
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -221,7 +245,10 @@ def generate_dataset(
     config = GeneratorConfig(split, seed, *size, robot=robot, quality=quality)
     folder = Path(root) / split
     images = folder / "images"
-    images.mkdir(parents=True, exist_ok=True)
+    try:
+        images.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{images}: cannot make the folder ({error.strerror}); choose another output folder") from error
     _check_config(folder, config)
     records = _read_records(folder)
     extra = [index for index in records if index >= num_images]
@@ -235,6 +262,8 @@ def generate_dataset(
     if progress:
         progress(len(records), num_images)
     if missing:
+        for torn in images.glob(".*.tmp"):  # What an interrupted run was writing.
+            torn.unlink(missing_ok=True)
         annotations.unlink(missing_ok=True)
         _write_atomically(folder / "records.jsonl", b"".join(_line(records[index]) for index in sorted(records)))
         make = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def load_decimated(path: str | Path, max_faces: int) -> tuple[NDArray[np.float32
         try:
             with np.load(cached) as data:
                 return data["vertices"], data["faces"]
-        except (OSError, ValueError, KeyError, EOFError):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             pass  # A damaged cache entry is rebuilt below.
     vertices, faces = read_stl(path)
     if len(faces) > max_faces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import mujoco
@@ -37,6 +38,7 @@ GROUP_DISTRACTOR = 2
 LABEL_SLOTS = 3
 
 _VARIANT_SEED = 20240917
+_DISTRACTOR_VARIANTS = 2
 _TEXTURE_SIZE = {"table": 256, "backdrop": 128} | {f"label{i}": 96 for i in range(LABEL_SLOTS)}
 _RGB_ROLE = int(mujoco.mjtTextureRole.mjTEXROLE_RGB)
 _PARKED = (0.0, 0.0, -3.0)
@@ -111,7 +113,7 @@ class Scene:
         self.ego_position: NDArray[np.float64] = self.data.site(self.robot.ego_site).xpos.copy()
         self._mimics = self._joint_mimics()
 
-    def _compose(self, spec: mujoco.MjSpec, variants: int) -> list[tuple[str, int, TabletopObject]]:
+    def _compose(self, spec: mujoco.MjSpec, variants: int) -> tuple[tuple[str, int, TabletopObject], ...]:
         spec.modelname = "carpus_tabletop"
         spec.visual.global_.offheight, spec.visual.global_.offwidth = self.size
         spec.visual.quality.shadowsize = 512
@@ -123,15 +125,7 @@ class Scene:
             )
             texture.data = bytes([255]) * (3 * edge * edge)
         self._add_room(spec)
-        shapes: list[tuple[str, int, TabletopObject]] = []
-        for class_id, category in enumerate(CLASSES):
-            for variant in range(variants):
-                rng = np.random.default_rng([_VARIANT_SEED, class_id, variant])
-                shapes.append((f"{category}_{variant}", class_id, build_object(category, rng)))
-        for kind, category in enumerate(DISTRACTORS):
-            for variant in range(2):
-                rng = np.random.default_rng([_VARIANT_SEED, 1000 + kind, variant])
-                shapes.append((f"{category}_{variant}", -1, build_object(category, rng)))
+        shapes = _shapes(variants)
         for name, _, shape in shapes:
             body = spec.worldbody.add_body(name=name, mocap=True, pos=_PARKED)
             for index, part in enumerate(shape.parts):
@@ -209,6 +203,21 @@ class Scene:
         self.model.geom_group[item.geoms] = GROUP_OBJECT if item.class_id >= 0 else GROUP_DISTRACTOR
         self.data.mocap_pos[item.mocap] = position
         mujoco.mju_mat2Quat(self.data.mocap_quat[item.mocap], np.ascontiguousarray(rotation).ravel())
+
+
+@lru_cache(maxsize=4)
+def _shapes(variants: int) -> tuple[tuple[str, int, TabletopObject], ...]:
+    """Name, class id and shape of every instance; the same in every scene."""
+    shapes: list[tuple[str, int, TabletopObject]] = []
+    for class_id, category in enumerate(CLASSES):
+        for variant in range(variants):
+            rng = np.random.default_rng([_VARIANT_SEED, class_id, variant])
+            shapes.append((f"{category}_{variant}", class_id, build_object(category, rng)))
+    for kind, category in enumerate(DISTRACTORS):
+        for variant in range(_DISTRACTOR_VARIANTS):
+            rng = np.random.default_rng([_VARIANT_SEED, 1000 + kind, variant])
+            shapes.append((f"{category}_{variant}", -1, build_object(category, rng)))
+    return tuple(shapes)
 
 
 def _add_part(spec: mujoco.MjSpec, body: mujoco.MjsBody, name: str, part: Part) -> None:

@@ -63,10 +63,10 @@ class Sensor:
         mean = max(float(image[::8, ::8].mean()) / 255.0, 1e-3)
         gain = np.clip(exposure.brightness / mean, *_GAINS)
         curve = 255.0 * np.clip(gain * np.arange(256) / 255.0, 0.0, 1.0) ** exposure.gamma
-        image = cv2.LUT(image, (curve + 0.5).astype(np.uint8))
+        taken = cv2.LUT(image, (curve + 0.5).astype(np.uint8))
         if exposure.blur > _BLUR_FROM:
-            image = cv2.GaussianBlur(image, (3, 3), exposure.blur)
+            taken = cv2.GaussianBlur(taken, (3, 3), exposure.blur)
         row, column = exposure.grain_at
         grain = self._grain[row : row + image.shape[0], column : column + image.shape[1]]
         weight = exposure.noise / _GRAIN_SCALE
-        return cv2.addWeighted(image, 1.0, grain, weight, -128.0 * weight)
+        return np.asarray(cv2.addWeighted(taken, 1.0, grain, weight, -128.0 * weight), np.uint8)

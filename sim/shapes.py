@@ -211,7 +211,8 @@ def extrude(outline: ArrayLike, height: float, centre: ArrayLike = (0.0, 0.0)) -
 def box(half_extents: ArrayLike) -> Surface:
     """A cuboid about the origin; each side carries the whole texture."""
     half = np.asarray(half_extents, float)
-    vertices, normals, texcoords, faces = [], [], [], []
+    vertices: list[NDArray[np.float64]] = []
+    normals, texcoords, faces = [], [], []
     for axis in range(3):
         u, v = (axis + 1) % 3, (axis + 2) % 3
         for sign in (-1.0, 1.0):

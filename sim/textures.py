@@ -189,14 +189,14 @@ def _cutting_mat(rng: np.random.Generator, size: int) -> _Field:
     field = np.array([0.10, 0.32, 0.22], np.float32) * (0.85 + 0.15 * _noise(rng, size, 40)[..., None])
     for count, width, strength in ((16, 0.06, 0.35), (4, 0.03, 0.8)):
         edge = np.minimum(np.abs(x * count - np.round(x * count)), np.abs(y * count - np.round(y * count)))
-        field[edge < width] = field[edge < width] * (1 - strength) + np.float32([0.75, 0.8, 0.55]) * strength
+        field[edge < width] = field[edge < width] * (1 - strength) + np.array([0.75, 0.8, 0.55], np.float32) * strength
     return field
 
 
 def _hazard(rng: np.random.Generator, size: int) -> _Field:
     x, y = _coordinates(size)
     bands = np.sin(2 * np.pi * 3 * (x + y)) > 0
-    field = _blend(bands, np.float32([0.12, 0.12, 0.12]), np.float32([0.75, 0.6, 0.1]))
+    field = _blend(bands, np.array([0.12, 0.12, 0.12], np.float32), np.array([0.75, 0.6, 0.1], np.float32))
     return field * (0.75 + 0.25 * _fractal(rng, size, 8)[..., None])
 
 

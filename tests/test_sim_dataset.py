@@ -162,6 +162,12 @@ def test_wrong_arguments_are_refused(tmp_path: Path, change: dict[str, Any], mes
         _generate(tmp_path, **change)
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(DataError, match=r"taken.*cannot make the folder"):
+        _generate(tmp_path / "taken")
+
+
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train/annotations.json").write_text("{}")

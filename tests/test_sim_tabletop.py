@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("mujoco", reason="the simulation needs mujoco (pip install 'carpus[sim]')")
 
 from carpus.runtime.errors import BackendError, DataError
+from carpus.sim.arms import Posture
 from carpus.sim.boxes import ObjectBox, camera_matrix, camera_pose, observe, pixel_boxes, project
 from carpus.sim.camera import PERIOD, SimCamera
 from carpus.sim.domains import DOMAINS, domain_by_name
@@ -79,12 +80,14 @@ def test_a_known_screen_hides_the_share_it_covers(tabletop: Tabletop) -> None:
 def test_an_object_leaving_the_picture_is_partly_visible(tabletop: Tabletop) -> None:
     scene, rng = tabletop.scene, np.random.default_rng(2)
     (whole,) = _lone(tabletop, 36, rng)
+    assert scene.objects[36].name == "ball_0"
     assert whole.visibility == 1.0
     middle = (whole.visible[0] + whole.visible[2]) / 2
     matrix = tabletop.camera_matrix
     pose = camera_pose(scene)
     position = scene.data.mocap_pos[scene.objects[36].mocap].copy()
-    depth = (pose[:3, :3].T @ (position - pose[:3, 3]))[2]
+    centre = position + scene.objects[36].vertices.mean(0)
+    depth = (pose[:3, :3].T @ (centre - pose[:3, 3]))[2]
     position += pose[:3, 0] * (scene.size[1] - middle) / matrix[0, 0] * depth  # Its middle onto the right border.
     scene.data.mocap_pos[scene.objects[36].mocap] = position
     scene.update_kinematics()
@@ -177,9 +180,8 @@ def test_arms_of_the_library_reach_over_the_table_without_touching_it(tabletop: 
         assert len(library) > 10
         assert all(tabletop.postures.clears_table(side, posture) for posture in library)
         assert all(posture.points[:, 2].min() > TABLE_HEIGHT - 0.3 for posture in library)
-        assert not tabletop.postures.clears_table(
-            side, library[0].__class__(library[0].values, library[0].points - 1.0)
-        )
+        lowered = Posture(library[0].values, library[0].points - np.float32([0.0, 0.0, 0.5]))
+        assert not tabletop.postures.clears_table(side, lowered)
 
 
 def test_the_film_is_decided_by_its_seed_and_moves() -> None:
