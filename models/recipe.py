@@ -40,6 +40,8 @@ class Recipe:
         input_scales: (first epoch, factor on the input size) of epochs on smaller images, ascending; () never.
         matcher_change_epoch: epoch from which the matcher uses IoU^4 times the score.
         num_denoising: denoising queries; 0 turns them off.
+        dense_supervision: also teach every encoder position (`carpus.models.losses.dense`); for short training from
+            random weights.
         ema_decay: decay of the averaged weights.
         ema_warmups: updates over which that decay rises.
         ema_restart_epoch: epoch that starts from the best weights so far (stage 2 of DEIMv2); None never does.
@@ -61,6 +63,7 @@ class Recipe:
     input_scales: tuple[tuple[int, float], ...] = ()
     matcher_change_epoch: int = 0
     num_denoising: int = 100
+    dense_supervision: bool = False
     ema_decay: float = 0.9999
     ema_warmups: int = 1000
     ema_restart_epoch: int | None = None

@@ -58,6 +58,7 @@ class DEIMTransformer(nn.Module):
         super().__init__()
         dim, decoder, classes = config.hidden_dim, config.decoder, config.num_classes
         self.num_queries = decoder.num_queries
+        self.dense_supervision = False
         self.num_classes = classes
         self.level_sizes = [(config.input_size[0] // s, config.input_size[1] // s) for s in config.feature_strides]
         self.up = nn.Parameter(torch.tensor([decoder.reg_up]), requires_grad=False)
@@ -94,18 +95,34 @@ class DEIMTransformer(nn.Module):
         anchors, valid = make_anchors(sizes)
         return anchors.to(maps[0]), valid.to(maps[0].device), bool(valid.all())
 
-    def _select(self, maps: list[Tensor], record: Record | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _select(
+        self, maps: list[Tensor], record: Record | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]:
         """The best positions as queries.
 
         Returns:
             (B, Q, dim) content, (B, Q, 4) boxes before the sigmoid, both with gradients, and in training the class
-            logits (B, Q, C) of the selection.
+            logits (B, Q, C) of the selection; with dense supervision also the predictions of all positions.
         """
         anchors, valid, all_valid = self._anchors_for(maps)
+        if anchors.shape[1] < self.num_queries:
+            raise DataError(
+                f"this input gives {anchors.shape[1]} positions, fewer than the {self.num_queries} queries that are chosen "
+                "from them; use a larger input or fewer queries"
+            )
         memory = torch.cat([level.flatten(2) for level in maps], 2).transpose(1, 2)
         if not all_valid:
             memory = memory * valid
-        if self.training:
+        dense: dict[str, Tensor] | None = None
+        if self.training and self.dense_supervision:
+            logits = self.enc_score_head(memory)
+            best = logits.detach().amax(-1)
+            dense = {
+                "pred_logits": logits,
+                "pred_boxes": torch.sigmoid(self.enc_bbox_head(memory) + anchors),
+                "points": torch.sigmoid(anchors[0, :, :2]),
+            }
+        elif self.training:
             # The ranking needs no gradient: the selected rows are scored again below.
             with torch.no_grad():
                 best = self.enc_score_head(memory).amax(-1)
@@ -123,18 +140,18 @@ class DEIMTransformer(nn.Module):
             record("decoder.enc_bbox_delta", delta)
             record("decoder.query_content", content)
             record("decoder.init_ref_unact", unact)
-        return content, unact, self.enc_score_head(content) if self.training else None
+        return content, unact, self.enc_score_head(content) if self.training else None, dense
 
     def forward(
         self, maps: list[Tensor], denoising: Denoising | None = None, record: Record | None = None
-    ) -> tuple[DecoderOutputs, Tensor, Tensor | None]:
+    ) -> tuple[DecoderOutputs, Tensor, Tensor | None, dict[str, Tensor] | None]:
         """Decode the encoder's maps.
 
         Returns:
-            The decoder's outputs (denoising queries first), the encoder's boxes (B, Q, 4) cxcywh and in training
-            its logits (B, Q, C).
+            The decoder's outputs (denoising queries first), the encoder's boxes (B, Q, 4) cxcywh, in training its
+            logits (B, Q, C), and with dense supervision the output set of all its positions.
         """
-        content, unact, enc_logits = self._select(maps, record)
+        content, unact, enc_logits, dense = self._select(maps, record)
         queries, reference = content.detach(), unact.detach()
         bias = None
         if denoising is not None:
@@ -152,7 +169,7 @@ class DEIMTransformer(nn.Module):
             all_layers=self.training or record is not None,
             record=record,
         )
-        return outputs, torch.sigmoid(unact), enc_logits
+        return outputs, torch.sigmoid(unact), enc_logits, dense
 
 
 def reset_score_head(head: nn.Module, prior: float = 0.01) -> None:
@@ -197,7 +214,9 @@ class DEIMv2(nn.Module):
             In eval mode {"pred_logits": (B, Q, C), "pred_boxes": (B, Q, 4) cxcywh in 0..1}. In training mode one such
             dict per output set: "main", "aux_i" (earlier layers), "pre", "enc_0", "dn_i", "dn_pre"; main, aux_i and
             dn_i also hold "pred_corners" (B, Q, 4 * 33). Besides them "ref_points" and "dn_ref_points" (B, N, 4), the
-            detached base boxes of the refinement, and "dn_meta", the ``Denoising`` used.
+            detached base boxes of the refinement, and "dn_meta", the ``Denoising`` used. With
+            ``decoder.dense_supervision`` set there is also "dense": predictions of all L encoder positions, and their
+            "points" (L, 2).
 
         Raises:
             DataError: an input of the wrong rank, or sides that are not multiples of 32 px.
@@ -216,13 +235,15 @@ class DEIMv2(nn.Module):
                 num_denoising=self.config.decoder.num_denoising,
             )
         maps = self.encoder(self.backbone(images))
-        outputs, enc_boxes, enc_logits = self.decoder(maps, denoising if self.training else None, record)
+        outputs, enc_boxes, enc_logits, dense = self.decoder(maps, denoising if self.training else None, record)
         if not self.training:
             if record:
                 _record_layers(outputs, record)
             return {"pred_logits": outputs.logits[-1], "pred_boxes": outputs.boxes[-1]}
         sets = _output_sets(outputs, 0 if denoising is None else int(denoising.split[0]))
         sets["enc_0"] = {"pred_logits": enc_logits, "pred_boxes": enc_boxes}
+        if dense is not None:
+            sets["dense"] = dense
         if denoising is not None:
             sets["dn_meta"] = denoising
         return sets

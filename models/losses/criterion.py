@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, distributed, nn
+
 from carpus.models.deimv2.denoising import Denoising
 from carpus.models.deimv2.distribution import distribution_table
 from carpus.models.losses.boxes import paired_iou
 from carpus.models.losses.config import CriterionConfig
+from carpus.models.losses.dense import dense_losses
 from carpus.models.losses.matcher import Assignment, denoising_assignment, match, union_assignment
 from carpus.models.losses.targets import PackedTargets, pack_targets
 from carpus.models.losses.terms import (
@@ -22,7 +25,6 @@ from carpus.models.losses.terms import (
     take_pairs,
 )
 from carpus.runtime.errors import DataError
-from torch import Tensor, distributed, nn
 
 __all__ = ["DEIMCriterion", "OutputSets", "split_outputs"]
 
@@ -127,7 +129,8 @@ class DEIMCriterion(nn.Module):
 
         Returns:
             Weighted scalar losses: "loss_mal", "loss_bbox", "loss_giou", "loss_fgl", "loss_ddf" for the last layer
-            (without the last), with "_<set>" appended for other sets. Their plain sum is the loss.
+            (without the last), with "_<set>" appended for other sets ("_dense" for the encoder's positions where the
+            model supervises all of them). Their plain sum is the loss.
 
         Raises:
             DataError: targets or outputs that do not fit each other.
@@ -163,6 +166,9 @@ class DEIMCriterion(nn.Module):
             pairs = denoising_assignment(meta.positive_idx, meta.num_groups, denoising.num_queries, packed)
             norm = num_boxes * meta.num_groups
             losses.update(self._losses(denoising, packed, pairs, None, norm, norm, balance))
+        if (dense := outputs.get("dense")) is not None:
+            logits, boxes = dense["pred_logits"].float(), dense["pred_boxes"].float()
+            losses.update(dense_losses(logits, boxes, dense["points"], packed, config.weights, config.gamma))
         return losses
 
     def _normalizers(self, num_boxes: int, num_pairs: int) -> tuple[float, float]:

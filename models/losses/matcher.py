@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from carpus.models.losses.boxes import SMALLEST_AREA
-from carpus.models.losses.config import MatcherConfig
-from carpus.models.losses.targets import PackedTargets
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+
+from carpus.models.losses.boxes import SMALLEST_AREA
+from carpus.models.losses.config import MatcherConfig
+from carpus.models.losses.targets import PackedTargets
 
 __all__ = ["Assignment", "denoising_assignment", "match", "matching_cost", "union_assignment"]
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from carpus.runtime.errors import DataError
 from torch import Tensor
+
+from carpus.runtime.errors import DataError
 
 __all__ = ["PackedTargets", "pack_targets"]
 

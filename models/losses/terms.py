@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from carpus.models.losses.boxes import box_cxcywh_to_xyxy, iou_and_giou
 from torch import Tensor
+
+from carpus.models.losses.boxes import box_cxcywh_to_xyxy, iou_and_giou
 
 __all__ = [
     "box_losses",
