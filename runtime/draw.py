@@ -76,7 +76,7 @@ def annotate(image: np.ndarray, detections: Detections, *, scores: bool = True) 
         label = f"{name} {score:.2f}" if scores else name
         label_width = round(font.getlength(label)) + 6
         x = max(0, min(left, width - label_width))
-        y = top - label_height if top >= label_height else min(top, height - label_height)
+        y = top - label_height if top >= label_height else max(0, min(top, height - label_height))
         draw.rectangle((x, y, x + label_width - 1, y + label_height - 1), fill=colour)
         luminance = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
         ink = (0, 0, 0) if luminance > 120 else (255, 255, 255)
