@@ -1,4 +1,7 @@
-"""`make demo`: the whole chain on this machine, ending with demo/report.html. Interrupt it at any time; run it again to go on."""
+"""`make demo`: the whole chain on this machine, ending with demo/report.html.
+
+Interrupt it at any time; run it again to go on.
+"""
 
 from __future__ import annotations
 

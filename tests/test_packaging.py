@@ -45,7 +45,7 @@ def test_runtime_import_leaves_heavy_libraries_out() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_base_install_works_without_torch(tmp_path: Path) -> None:
-    """`pip install .` with no extras, in an environment of its own: the runtime imports and reports a missing backend."""
+    """`pip install .` with no extras, in an environment of its own: the runtime imports, `train` names its extra."""
     source = tmp_path / "source"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
     venv = tmp_path / "venv"

@@ -45,7 +45,7 @@ def task_aligned_assignment(
         `(M,)` flat positions b * L + l, `(M,)` object of each among the T of the batch, and `(M,)` quality in 0..1: the
         alignment, scaled so that the best position of an object has the object's highest IoU.
     """
-    batch, length, _ = logits.shape
+    length = logits.shape[1]
     largest = targets.padded_labels.shape[1]
     device = logits.device
     if largest == 0:
