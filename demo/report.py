@@ -42,8 +42,8 @@ def write_report(layout: Layout, stages: Sequence[Stage], seconds: Mapping[str, 
     body = "\n".join(
         (
             "<h1>Carpus: from a simulated tabletop to a ROS 2 node</h1>",
-            f"<p class='note'>DEIMv2-Atto, {len(manifest['classes'])} classes, fine-tuned for a new site on this machine."
-            " Every figure on this page was measured by the run that wrote it.</p>",
+            f"<p class='note'>DEIMv2-Atto, {len(manifest['classes'])} classes, fine-tuned for a new site on this"
+            " machine. Every figure on this page was measured by the run that wrote it.</p>",
             _ap_section(before, after),
             _frames_section(out / "detections" / "annotated"),
             _parity_section(manifest),
@@ -52,7 +52,8 @@ def write_report(layout: Layout, stages: Sequence[Stage], seconds: Mapping[str, 
             _stages_section(stages, seconds),
         )
     )
-    page = f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Carpus demo</title><style>{_STYLE}</style></head><body>{body}</body></html>\n"
+    head = f"<head><meta charset='utf-8'><title>Carpus demo</title><style>{_STYLE}</style></head>"
+    page = f"<!doctype html><html lang='en'>{head}<body>{body}</body></html>\n"
     temporary = layout.report.with_suffix(".tmp")
     layout.report.parent.mkdir(parents=True, exist_ok=True)
     temporary.write_text(page, encoding="utf-8")
@@ -108,9 +109,8 @@ def _latency_section(bench: Mapping[str, Any]) -> str:
     size = bench["image"]
     where = ", ".join(f"{key} {value}" for key, value in bench["machine"].items())
     return (
-        f"<h2>Latency</h2><p>One {size['width']}x{size['height']} picture at a time, {bench['runs']} runs, in milliseconds.</p>"
-        + _table(("", "p50", "p90", "p99"), rows)
-        + f"<p class='note'>{html.escape(where)}</p>"
+        f"<h2>Latency</h2><p>One {size['width']}x{size['height']} picture at a time, {bench['runs']} runs, in"
+        " milliseconds.</p>" + _table(("", "p50", "p90", "p99"), rows) + f"<p class='note'>{html.escape(where)}</p>"
     )
 
 
@@ -119,8 +119,8 @@ def _ros_section(folder: Path) -> str:
     videos = sorted(folder.glob("*.mp4"))
     video = f"<video controls muted loop src='{_data(videos[0], 'video/mp4')}'></video>" if videos else ""
     return (
-        "<h2>The ROS 2 graph</h2><p>Three processes over DDS: simulated head camera, detector (lifecycle node), recorder. "
-        f"The video is what the recorder saw.</p>{video}" + _table(("", ""), rows)
+        "<h2>The ROS 2 graph</h2><p>Three processes over DDS: simulated head camera, detector (lifecycle node), "
+        f"recorder. The video is what the recorder saw.</p>{video}" + _table(("", ""), rows)
     )
 
 

@@ -87,15 +87,15 @@ def build_stages(layout: Layout, *, images: int, check_images: int, epochs: int,
     first = layout.check / "images" / "000000.jpg"
     graph = (
         str(ROOT / "scripts" / "with_ros.sh"), sys.executable, "-m", "carpus_ros.run_graph",
-        "--bundle", str(layout.site_bundle), "--out", str(out / "ros"), "--seconds", str(seconds), "--domain", "site",
+        "--bundle", str(layout.site_bundle), "--output", str(out / "ros"), "--duration", str(seconds), "--domain", "site",
     )  # fmt: skip
     return (
         Stage(
             "render",
             f"render {images} + {check_images} labelled pictures of a new site",
-            (
-                _carpus("sim", "dataset", out / "adapt", "--train", 0, "--heldout", 0, "--site", images, "--seed", 101),
-                _carpus("sim", "dataset", out / "check", "--train", 0, "--heldout", 0, "--site", check_images, "--seed", 202),
+            tuple(
+                _carpus("sim", "dataset", out / name, "--train", 0, "--heldout", 0, "--site", count, "--seed", seed)
+                for name, count, seed in (("adapt", images, 101), ("check", check_images, 202))
             ),
             (layout.adapt / "annotations.json", layout.check / "annotations.json"),
         ),
@@ -103,7 +103,7 @@ def build_stages(layout: Layout, *, images: int, check_images: int, epochs: int,
             "before",
             "measure the shipped detector there",
             (
-                _carpus("export", layout.weights, "--out", layout.shipped_bundle, "--precision", "onnx", "--num-images", 4),
+                _carpus("export", layout.weights, "--out", layout.shipped_bundle, "--precision", "onnx"),
                 _carpus("evaluate", layout.shipped_bundle, layout.check, "--json", out / "before.json"),
             ),
             (out / "before.json",),
@@ -135,8 +135,8 @@ def build_stages(layout: Layout, *, images: int, check_images: int, epochs: int,
             "after",
             "measure it on both backends",
             tuple(
-                _carpus("evaluate", layout.site_bundle, layout.check, "--backend", backend, "--json", out / f"after_{backend}.json")
-                for backend in ("onnxruntime", "openvino")
+                _carpus("evaluate", layout.site_bundle, layout.check, "--backend", b, "--json", out / f"after_{b}.json")
+                for b in ("onnxruntime", "openvino")
             ),
             (out / "after_onnxruntime.json", out / "after_openvino.json"),
         ),
@@ -153,5 +153,10 @@ def build_stages(layout: Layout, *, images: int, check_images: int, epochs: int,
             (out / "bench.json",),
             out / "bench.json",
         ),
-        Stage("ros", "run the ROS 2 graph: simulated camera -> detector -> recorder", (graph,), (out / "ros" / "summary.json",)),
+        Stage(
+            "ros",
+            "run the ROS 2 graph: simulated camera -> detector -> recorder",
+            (graph,),
+            (out / "ros" / "summary.json",),
+        ),
     )  # fmt: skip
