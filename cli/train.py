@@ -99,6 +99,8 @@ class Train:
     """Pairs of first epoch and factor on the input size: `0 0.6 20 0.8 40 1.0` trains on small images first."""
     matcher_change_epoch: int | None = None
     """Epoch from which pairs are made by IoU^4 times score."""
+    dense_supervision: bool | None = None
+    """Also teach every encoder position, which shortens training from random weights."""
     num_denoising: int | None = None
     """Denoising queries; 0 turns them off."""
     ema_decay: float | None = None

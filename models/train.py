@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,24 +24,23 @@ from carpus.models.data.batch_augment import BatchAugmenter
 from carpus.models.data.coco import CategoryMap, CocoDataset, locate_split
 from carpus.models.data.coco_reader import load_coco
 from carpus.models.data.loader import BatchPlan
-from carpus.models.data.progressive import ProgressiveAugmenter, size_at
+from carpus.models.data.progressive import ProgressiveAugmenter
 from carpus.models.data.store import ImageStore
-from carpus.models.deimv2.config import DEIMv2Config
 from carpus.models.ema import ModelEMA
-from carpus.models.engine import Engine, EngineParts, Progress
-from carpus.models.engine_budget import epochs_within, measure_step
+from carpus.models.engine import Engine
 from carpus.models.engine_checkpoint import load_checkpoint
 from carpus.models.engine_events import LogListener, TrainListener
+from carpus.models.engine_fit import check_sizes, fit_recipe
 from carpus.models.engine_history import open_event_writer
 from carpus.models.engine_init import initialise
 from carpus.models.engine_interrupt import InterruptGuard
 from carpus.models.engine_optimizer import make_optimizer
+from carpus.models.engine_parts import EngineParts, Progress
 from carpus.models.engine_step import DetectionLoss, TrainStep
-from carpus.models.predict import ModelDetector, deimv2_preprocess
+from carpus.models.predict import deimv2_preprocess
 from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
 from carpus.runtime.errors import DataError
-from carpus.runtime.spec import Preprocess
 
 __all__ = ["TrainResult", "train"]
 
@@ -89,7 +87,7 @@ def train(
         TrainingError: the loss is not finite.
     """
     fabric = _launch(config)
-    cv2.setNumThreads(1)  # the cores belong to torch and to the workers
+    cv2.setNumThreads(0)  # the cores belong to torch and to the workers
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     listener = listener if listener is not None else LogListener()
@@ -178,7 +176,7 @@ def _assemble(
 ) -> Engine:
     model = _model(config, data.categories, listener if resumed is None else None)
     full = model.config.input_size
-    _check_sizes(model.config, config.recipe)
+    check_sizes(model.config, config.recipe)
     store = ImageStore(data, short_side=round(config.cache_scale * min(full)) or None, budget_gb=config.cache_gb)
     store.fill()
     plan = BatchPlan(
@@ -190,11 +188,12 @@ def _assemble(
     )
     preprocess = deimv2_preprocess(full)
     criterion = build_criterion(config.family, config.variant, len(data.categories))
+    model.decoder.dense_supervision = config.recipe.dense_supervision  # type: ignore[union-attr]
     loss = DetectionLoss(model, criterion, num_denoising=config.recipe.num_denoising, freeze_norm=config.freeze_norm)
     if resumed is not None:
         recipe = Recipe.from_dict(resumed["recipe"])
     else:
-        recipe = _fit_recipe(config, fabric, loss, store, plan, val, preprocess, listener)
+        recipe = fit_recipe(config, fabric, loss, store, plan, val, preprocess, listener)
     criterion.config = criterion.config.with_change_epoch(recipe.matcher_change_epoch)
     if fabric.world_size > 1 and fabric.device.type == "cuda" and not config.freeze_norm:
         loss = nn.SyncBatchNorm.convert_sync_batchnorm(loss)
@@ -239,19 +238,6 @@ def _assemble(
     return Engine(parts, progress, running)
 
 
-def _check_sizes(model_config: DEIMv2Config, recipe: Recipe) -> None:
-    """Refuses inputs with fewer positions than the decoder has queries."""
-    queries = model_config.decoder.num_queries
-    for start, factor in ((0, 1.0), *recipe.input_scales):
-        height, width = size_at(start, model_config.input_size, ((start, factor),))
-        positions = sum((height // stride) * (width // stride) for stride in model_config.feature_strides)
-        if positions < queries:
-            raise DataError(
-                f"Input of {height} x {width} px has {positions} positions for {queries} queries of "
-                f"{model_config.variant}; take a larger input size or factor."
-            )
-
-
 def _model(config: TrainConfig, categories: CategoryMap, listener: TrainListener | None) -> Any:
     """The detector with its starting weights; without a listener it is about to be filled from a checkpoint."""
     with torch.random.fork_rng(devices=[]):
@@ -261,63 +247,3 @@ def _model(config: TrainConfig, categories: CategoryMap, listener: TrainListener
         listener.on_message(initialise(model, config.init, categories))
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(memory_format=memory_format)
-
-
-def _fit_recipe(
-    config: TrainConfig,
-    fabric: lightning_fabric.Fabric,
-    loss: DetectionLoss,
-    store: ImageStore,
-    plan: BatchPlan,
-    val: CocoDataset | None,
-    preprocess: Preprocess,
-    listener: TrainListener,
-) -> Recipe:
-    """The recipe that is carried out: as many epochs as the time allows, warm-up and averaging that fit into them."""
-    recipe = config.recipe
-    full = preprocess.size
-    if config.max_minutes is not None:
-
-        def augmenter(factor: float) -> ProgressiveAugmenter:
-            return ProgressiveAugmenter(recipe.augment, size_at(0, full, ((0, factor),)))
-
-        last = config.channels_last
-        cost = measure_step(fabric, loss, recipe, store, augmenter, plan, channels_last=last)
-        epochs = epochs_within(
-            config.max_minutes * 60.0,
-            recipe,
-            cost,
-            plan.batches_per_epoch,
-            full,
-            evaluation=_evaluation_seconds(config, loss.model, store, val, preprocess),
-            eval_every=config.eval_every,
-        )
-        epochs = fabric.broadcast(epochs)
-        recipe = recipe.scaled(epochs)
-        speed = plan.batch_size * plan.world_size / cost.seconds(1.0)
-        listener.on_message(
-            f"{speed:.1f} images/s at full size: {epochs} epochs fit into {config.max_minutes:g} minutes "
-            f"(--epochs {epochs} repeats this run)"
-        )
-    fitted = recipe.fitted(recipe.epochs * plan.batches_per_epoch)
-    if fitted != recipe:
-        listener.on_message(
-            f"short training: warm-up {fitted.warmup_iterations} iterations, averaging decay {fitted.ema_decay:.5f}"
-        )
-    return fitted
-
-
-def _evaluation_seconds(
-    config: TrainConfig, model: nn.Module, store: ImageStore, val: CocoDataset | None, preprocess: Preprocess
-) -> float:
-    """How long an evaluation will take, from a few training images [s]."""
-    if val is None:
-        return 0.0
-    names = [str(index) for index in range(model.config.num_classes)]  # type: ignore[union-attr, arg-type]
-    detector = ModelDetector(model, names, preprocess, channels_last=config.channels_last)
-    images = [store[index % len(store)].image for index in range(16)]
-    detector(images)
-    started = time.monotonic()
-    detector(images)
-    count = min(config.eval_images or len(val), len(val))
-    return (time.monotonic() - started) / len(images) * count

@@ -156,7 +156,8 @@ def _collate(items: list[tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[n
 
 def _start_worker(worker_id: int) -> None:
     del worker_id
-    cv2.setNumThreads(1)
+    # 0 runs OpenCV in this thread. 1 would first join the threads of the parent's pool, which a fork does not inherit.
+    cv2.setNumThreads(0)
     # An interrupt is the main process's to handle: it finishes its step and then ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
