@@ -87,7 +87,8 @@ def build_stages(layout: Layout, *, images: int, check_images: int, epochs: int,
     first = layout.check / "images" / "000000.jpg"
     graph = (
         str(ROOT / "scripts" / "with_ros.sh"), sys.executable, "-m", "carpus_ros.run_graph",
-        "--bundle", str(layout.site_bundle), "--output", str(out / "ros"), "--duration", str(seconds), "--domain", "site",
+        "--bundle", str(layout.site_bundle), "--output", str(out / "ros"), "--duration", str(seconds),
+        "--domain", "site",
     )  # fmt: skip
     return (
         Stage(
