@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -25,6 +27,24 @@ def _options(groups: tuple[int, ...]) -> mujoco.MjvOption:
     return option
 
 
+def _context_class() -> Any:
+    """MuJoCo's context class for ``MUJOCO_GL``.
+
+    MuJoCo itself reads the variable once, when it is first imported; somebody may have imported it before this package
+    had a chance to set the default.
+    """
+    platform = os.environ.get("MUJOCO_GL", "egl").lower()
+    if platform == "egl":
+        from mujoco import egl
+
+        return egl.GLContext
+    if platform == "osmesa":
+        from mujoco import osmesa
+
+        return osmesa.GLContext
+    return mujoco.GLContext
+
+
 class SceneRenderer:
     """Renders a :class:`~carpus.sim.scene.Scene` from its ego camera.
 
@@ -38,7 +58,7 @@ class SceneRenderer:
         self._scene = scene
         height, width = scene.size
         try:
-            self._context = mujoco.GLContext(width, height)
+            self._context = _context_class()(width, height)
             self._context.make_current()
             self._mjr = mujoco.MjrContext(scene.model, mujoco.mjtFontScale.mjFONTSCALE_100)
         except Exception as error:

@@ -17,6 +17,7 @@ from carpus.runtime.errors import BackendError, DataError
 from carpus.sim.coco import CROWD_VISIBILITY
 from carpus.sim.dataset import generate_dataset
 from carpus.sim.objects import CLASSES
+from tests.opengl import skip_without_opengl
 
 SIZE = (96, 128)
 
@@ -26,7 +27,7 @@ def _generate(root: Path, num_images: int = 4, split: str = "train", **options: 
     try:
         return generate_dataset(root, split, num_images, **options)
     except BackendError as error:
-        pytest.skip(f"no offscreen OpenGL here: {error}")
+        skip_without_opengl(error)
 
 
 def _digest(folder: Path) -> dict[str, str]:
@@ -185,7 +186,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     try:
         assert SimDataset(tmp_path / "data", train=1, heldout=1, site=0, **options).run() == 0
     except BackendError as error:
-        pytest.skip(f"no offscreen OpenGL here: {error}")
+        skip_without_opengl(error)
     assert capsys.readouterr().out.splitlines() == [
         str(tmp_path / "data/train/annotations.json"),
         str(tmp_path / "data/heldout/annotations.json"),

@@ -17,6 +17,7 @@ from carpus.sim.domains import DOMAINS, domain_by_name
 from carpus.sim.robot import GROUP_HIDDEN, build_robot
 from carpus.sim.scene import TABLE_HEIGHT, Scene
 from carpus.sim.tabletop import Tabletop
+from tests.opengl import skip_without_opengl
 
 SIZE = (120, 160)
 
@@ -25,7 +26,7 @@ def _make(domain: str, size: tuple[int, int] = SIZE) -> Tabletop:
     try:
         return Tabletop(domain, "primitive", size)
     except BackendError as error:
-        pytest.skip(f"no offscreen OpenGL here: {error}")
+        skip_without_opengl(error)
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +191,7 @@ def test_the_film_is_decided_by_its_seed_and_moves() -> None:
         try:
             camera = SimCamera(seed, SIZE, robot="primitive")
         except BackendError as error:
-            pytest.skip(f"no offscreen OpenGL here: {error}")
+            skip_without_opengl(error)
         with camera:
             frames = [camera.step(dt) for dt in (0.0, 0.1, PERIOD, 2 * PERIOD)]
             films.append((frames, camera.boxes()))
@@ -216,7 +217,7 @@ def test_the_film_passes_smoothly_from_cycle_to_cycle() -> None:
     try:
         camera = SimCamera(2, (48, 64), robot="primitive")
     except BackendError as error:
-        pytest.skip(f"no offscreen OpenGL here: {error}")
+        skip_without_opengl(error)
     with camera:
         scene = camera._tabletop.scene
         before = None
@@ -247,7 +248,7 @@ def test_time_cannot_run_backwards() -> None:
     try:
         camera = SimCamera(0, (48, 64), robot="primitive")
     except BackendError as error:
-        pytest.skip(f"no offscreen OpenGL here: {error}")
+        skip_without_opengl(error)
     with camera:
         for dt in (-0.1, float("nan"), float("inf")):
             with pytest.raises(DataError, match=r"dt is .* s; expected a finite number, 0 or more"):
