@@ -31,6 +31,10 @@ def run_node(make: Callable[[], Any], args: list[str] | None = None) -> None:
         rclpy.try_shutdown()
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
+    except RuntimeError:
+        if rclpy.ok():
+            raise
+        return  # told to stop while starting
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:

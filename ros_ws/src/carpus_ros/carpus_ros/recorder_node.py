@@ -49,7 +49,6 @@ class RecorderNode(Node):
         declare(self, PARAMETERS)
         self.add_on_set_parameters_callback(self._on_parameters)
         self.finished = False
-        self._recording = Recording(Path(self._value("output")).expanduser(), self._value("fps"))
         self._matcher: Matcher[Image, Detection2DArray] = Matcher()
         self._reporter = Reporter(self.get_logger().warning, time.perf_counter)
         self._names: tuple[str, ...] = ()
@@ -74,6 +73,8 @@ class RecorderNode(Node):
                     f"incompatible QoS on {name}", incompatible_message(name, info, "publisher")
                 ),
             )
+        # Last, so that a node that cannot be made leaves no files; callbacks come only once the executor spins.
+        self._recording = Recording(Path(self._value("output")).expanduser(), self._value("fps"))
         self.create_timer(0.1, self._check_end, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     def close(self) -> None:

@@ -128,7 +128,7 @@ class Recording:
         if self._lines.closed:
             return
         self._lines.close()
-        if self._video is not None:
+        if self._video is not None and self.frames:
             self._video.close()
         facts = {**summary, "frames": self.frames, "classes": dict(self._classes.most_common())}
         if self.problem is not None:

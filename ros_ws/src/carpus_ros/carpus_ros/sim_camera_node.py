@@ -94,9 +94,9 @@ class SimCameraNode(Node):
         return SetParametersResult(successful=reason is None, reason=reason or "")
 
     def _step(self) -> None:
-        header = Header(frame_id=self._value("frame_id"))
-        header.stamp = self.get_clock().now().to_msg()
         frame = self._camera.step(self._period)
+        # The moment at which a real camera would have the picture; rendering takes longer than an exposure.
+        header = Header(frame_id=self._value("frame_id"), stamp=self.get_clock().now().to_msg())
         self._image.header = header
         self._buffer.fill(self._image, frame.image)
         self._images.publish(self._image)
