@@ -32,10 +32,11 @@ class _ClampFrom(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        # In place: the norm in front keeps its input for its own backward, not this.
         ctx.bound = float(bias.detach())
-        out = torch.clamp_min(x, ctx.bound)
-        ctx.save_for_backward(out)
-        return out
+        ctx.mark_dirty(x.clamp_(min=ctx.bound))
+        ctx.save_for_backward(x)
+        return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -113,9 +114,9 @@ class ConvBNAct(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, in, H, W) -> (B, out, H', W')."""
         x = self.conv(x)
-        if self.act and self.training and x.device.type == "cpu" and not torch.compiler.is_compiling():
-            if isinstance(self.bn, nn.BatchNorm2d) and isinstance(self.lab, LearnableAffine):
-                return norm_relu_affine(x, self.bn, self.lab)
+        fast = self.act and self.training and x.device.type == "cpu" and not torch.compiler.is_compiling()
+        if fast and isinstance(self.bn, nn.BatchNorm2d) and isinstance(self.lab, LearnableAffine):
+            return norm_relu_affine(x, self.bn, self.lab)
         x = self.bn(x)
         return self.lab(F.relu(x) if self.act else x)
 

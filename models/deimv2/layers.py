@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +124,7 @@ class MLP(nn.Module):
 
     def __init__(self, *dims: int, zero_last: bool = False) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(dims[:-1], dims[1:], strict=True))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(dims))
         if zero_last:
             last = self.layers[-1]
             nn.init.zeros_(last.weight)  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""Parameters and arithmetic of every variant, counted here, beside what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from carpus.models.build import FAMILIES, build_model
+from carpus.models.deimv2.deploy import deploy
+from carpus.models.deimv2.model import DEIMv2
+from carpus.runtime.errors import DataError
+
+__all__ = ["PUBLISHED", "ModelRow", "PublishedFigures", "count_gflops", "model_table"]
+
+
+@dataclass(frozen=True)
+class PublishedFigures:
+    """What the authors state.
+
+    Attributes:
+        params_m: parameters in millions.
+        gflops: 2 x multiply-accumulates in 1e9 for one image of the variant's own size.
+        ap: box AP on COCO val2017 [%].
+        latency_ms: latency [ms] as printed by the authors.
+    """
+
+    params_m: float
+    gflops: float
+    ap: float
+    latency_ms: float
+
+
+PUBLISHED: dict[tuple[str, str], PublishedFigures] = {
+    ("deimv2", "atto"): PublishedFigures(0.5, 0.8, 23.8, 1.10),
+    ("deimv2", "femto"): PublishedFigures(1.0, 1.7, 31.0, 1.45),
+    ("deimv2", "pico"): PublishedFigures(1.5, 5.2, 38.5, 2.13),
+    ("deimv2", "n"): PublishedFigures(3.6, 6.8, 43.0, 2.32),
+}
+"""Published figures by (family, variant). DEIMv2: model zoo of its repository, at commit 0fff8d4."""
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One variant, counted at COCO's 80 classes.
+
+    Attributes:
+        family, variant: what it is.
+        input_size: (height, width) [px].
+        trainable_params: parameters that training updates.
+        deploy_params: parameters of the deployed form as the authors count it.
+        fused_params: parameters of the form that this project exports.
+        gflops: 2 x multiply-accumulates in 1e9 of convolutions and matrix products, deployed form, one image.
+        published: the authors' figures, or None.
+    """
+
+    family: str
+    variant: str
+    input_size: tuple[int, int]
+    trainable_params: int
+    deploy_params: int
+    fused_params: int
+    gflops: float
+    published: PublishedFigures | None
+
+
+def count_gflops(model: nn.Module, input_size: tuple[int, int]) -> float:
+    """2 x multiply-accumulates in 1e9 of one image's forward pass, by torch's flop counter.
+
+    Args:
+        model: in eval mode.
+        input_size: (height, width) [px].
+    """
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, *input_size))
+    return counter.get_total_flops() / 1e9
+
+
+def model_table(families: Iterable[str] | None = None) -> list[ModelRow]:
+    """A row for every variant of the given families (all when None).
+
+    Raises:
+        DataError: unknown family.
+    """
+    rows = []
+    for family in FAMILIES if families is None else families:
+        if family not in FAMILIES:
+            raise DataError(f"unknown model family {family!r}; known families: {', '.join(FAMILIES)}")
+        rows += [_row(family, variant) for variant in FAMILIES[family].variants]
+    return rows
+
+
+def _row(family: str, variant: str) -> ModelRow:
+    model = build_model(family, variant, 80)
+    if not isinstance(model, DEIMv2):
+        raise DataError(f"no figures are counted for family {family!r}")
+    official, fused = deploy(model, fuse="official"), deploy(model)
+    size = model.config.input_size
+    return ModelRow(
+        family=family,
+        variant=variant,
+        input_size=size,
+        trainable_params=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        deploy_params=sum(p.numel() for p in official.parameters()),
+        fused_params=sum(p.numel() for p in fused.parameters()),
+        gflops=count_gflops(official, size),
+        published=PUBLISHED.get((family, variant)),
+    )
