@@ -60,9 +60,9 @@ def _print_table(report: VerifyReport) -> None:
         markup=False,
         soft_wrap=True,
     )
-    table = Table("backend", "artefact", "precision", "images", "boxes [px]", "scores", "detections", "verdict")
+    table = Table("backend", "weights", "images", "box error [px]", "score error", "detections differ", "verdict")
     for row in report.rows:
-        table.add_row(row.backend, row.artefact, row.precision, *_figures(row), row.status)
+        table.add_row(row.backend, row.precision, *_figures(row), row.status)
     console.print(table)
     for row in report.rows:
         if row.reason:
@@ -79,7 +79,12 @@ def _figures(row: VerifyRow) -> tuple[str, str, str, str]:
     metrics, limits = row.record.metrics, row.record.thresholds
     return (
         str(row.record.images),
-        f"{metrics['max_box_px']:.2g} of {limits['max_box_px']:g}",
-        f"{metrics['max_score']:.2g} of {limits['max_score']:g}",
-        f"{metrics['detections_differ']:.0f} of {metrics['detections']:.0f} differ",
+        _against(metrics["max_box_px"], limits["max_box_px"]),
+        _against(metrics["max_score"], limits["max_score"]),
+        f"{metrics['detections_differ']:.0f} of {metrics['detections']:.0f}",
     )
+
+
+def _against(value: float, limit: float) -> str:
+    """A figure beside its limit."""
+    return f"{value:.1e} {'<' if value <= limit else '>'} {limit:g}"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from torch import nn
+from torch import Tensor, nn
 
+from carpus.models.deimv2.checkpoint import load_state
 from carpus.models.deimv2.deploy import deploy
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.predict import deimv2_preprocess
@@ -25,6 +26,7 @@ class ExportFamily:
         deploy: trained module -> a copy in the form that is exported, with the same outputs.
         preprocess: input size (height, width) -> how images enter the network, in training evaluation and everywhere.
         input_size: trained module -> the (height, width) it was built for [px].
+        load: (module, weights by name, source named in errors) -> fills the module, which they must fit exactly.
         stride: greatest stride of the feature maps [px].
         top_k: most detections an image.
     """
@@ -32,6 +34,7 @@ class ExportFamily:
     deploy: Callable[[nn.Module], nn.Module]
     preprocess: Callable[[tuple[int, int]], Preprocess]
     input_size: Callable[[nn.Module], tuple[int, int]]
+    load: Callable[[nn.Module, Mapping[str, Tensor], str], None]
     stride: int = 32
     top_k: int = 300
 
@@ -50,8 +53,12 @@ def _deimv2_input_size(module: nn.Module) -> tuple[int, int]:
     return _as_deimv2(module).config.input_size
 
 
+def _load_deimv2(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    load_state(_as_deimv2(module), state, source)
+
+
 EXPORT_FAMILIES: Mapping[str, ExportFamily] = MappingProxyType(
-    {"deimv2": ExportFamily(_deploy_deimv2, deimv2_preprocess, _deimv2_input_size)}
+    {"deimv2": ExportFamily(_deploy_deimv2, deimv2_preprocess, _deimv2_input_size, _load_deimv2)}
 )
 """Families by name."""
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from carpus.export.coco_classes import COCO_CLASSES
 from carpus.export.families import get_family
@@ -17,6 +15,7 @@ from carpus.export.pipeline import ExportSource
 from carpus.export.provenance import file_sha256
 from carpus.models.build import build_model
 from carpus.models.data.coco import CategoryMap
+from carpus.models.deimv2.checkpoint import read_state
 from carpus.models.engine_checkpoint import is_training_checkpoint, load_trained_weights
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import ClassInfo
@@ -105,7 +104,7 @@ def _from_training(path: Path, family: str | None, variant: str | None, classes:
             "take the checkpoint's own."
         )
     module = build_model(trained.family, trained.variant, len(trained.categories), trained.input_size)
-    _fill(module, trained.state_dict, path, f"{trained.family} {trained.variant}")
+    get_family(trained.family).load(module, trained.state_dict, f"checkpoint {path}")
     recipe = {
         "epochs": str(trained.epoch),
         "seed": str(trained.seed),
@@ -121,7 +120,7 @@ def _from_published(path: Path, family: str | None, variant: str | None, classes
             f"Checkpoint {path} is not a Carpus training checkpoint, so it does not say what it is; give --family and "
             "--variant."
         )
-    state = _published_state(path)
+    state = read_state(path)
     head = state.get("decoder.enc_score_head.weight")
     if head is None:
         raise DataError(
@@ -138,55 +137,8 @@ def _from_published(path: Path, family: str | None, variant: str | None, classes
     if len(classes) != count:
         raise DataError(f"Checkpoint {path} has {count} classes, {len(classes)} names were given.")
     module = build_model(family, variant, count)
-    _fill(module, state, path, f"{family} {variant}")
+    get_family(family).load(module, state, f"checkpoint {path}")
     return module, family, variant, get_family(family).input_size(module), classes, {}
-
-
-def _published_state(path: Path) -> dict[str, Tensor]:
-    """The weights in a published file: the averaged ones where there are both.
-
-    Raises:
-        DataError: it cannot be read without running code from it, or holds no weights.
-    """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"Checkpoint {path} cannot be read: {reason}") from error
-    for keys in (("ema", "module"), ("model",), ("state_dict",), ()):
-        found: Any = content
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        if isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values()):
-            return found
-    raise DataError(
-        f"Checkpoint {path} holds no weights; expected a dictionary of tensors, alone or under 'ema.module', 'model' "
-        "or 'state_dict'."
-    )
-
-
-def _fill(module: nn.Module, state: dict[str, Tensor], path: Path, what: str) -> None:
-    """Load weights that must fit exactly.
-
-    Raises:
-        DataError: names are missing or unknown, or shapes differ; the first few are named.
-    """
-    own = module.state_dict()
-    missing = sorted(set(own) - set(state))
-    unknown = sorted(set(state) - set(own))
-    shapes = [
-        f"{name} is {tuple(state[name].shape)}, expected {tuple(own[name].shape)}"
-        for name in own
-        if name in state and state[name].shape != own[name].shape
-    ]
-    problems = [
-        f"{len(items)} {label}: {_some(items)}"
-        for label, items in (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
-        if items
-    ]
-    if problems:
-        raise DataError(f"Checkpoint {path} does not fit {what}: {'; '.join(problems)}.")
-    module.load_state_dict(state)
 
 
 def _some(items: Sequence[str], count: int = 3) -> str:
