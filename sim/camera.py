@@ -69,6 +69,7 @@ class SimCamera:
         domain: name in :data:`carpus.sim.domains.DOMAINS`: textures, lights and camera of the scene.
         robot: name in :data:`carpus.sim.robot.ROBOTS`.
         antialias: samples per pixel; the pictures of data sets have none.
+        shadows: whether the key light casts shadows, which doubles the time of a frame; None leaves it to the domain.
 
     Raises:
         DataError: an argument is out of range, or the robot's package is missing.
@@ -83,6 +84,7 @@ class SimCamera:
         robot: str = "gr1t2",
         *,
         antialias: int = 0,
+        shadows: bool | None = None,
     ) -> None:
         if seed < 0:
             raise DataError(f"seed is {seed}; expected 0 or more")
@@ -90,7 +92,8 @@ class SimCamera:
         self._tabletop = Tabletop(settings, robot, size, antialias=antialias)
         scene = self._tabletop.scene
         self._rng = np.random.default_rng(np.random.SeedSequence((seed, 1_000_003)))
-        self._shadows = self._tabletop.randomise(self._rng)
+        drawn = self._tabletop.randomise(self._rng)
+        self._shadows = drawn if shadows is None else shadows
         self._exposure = self._tabletop.sensor.draw(settings, self._rng)
         self._head = scene.ego_position + np.asarray(settings.camera_offset)
         self._gaze = np.array([*(sum(limits) / 2 for limits in settings.look_at), TABLE_HEIGHT])
