@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,13 +79,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         DataError: missing, unreadable, no Carpus checkpoint, or of another version.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise DataError(f"Checkpoint {path} does not exist.") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"Checkpoint {path} cannot be read: {reason}") from error
+    content = _read(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{path} is not a Carpus training checkpoint (no format entry {FORMAT!r}).")
     if content.get("version") != VERSION:
@@ -97,10 +92,22 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def is_training_checkpoint(path: Path) -> bool:
     """Whether a file is a Carpus training checkpoint of any version."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError):
+        content = _read(path)
+    except DataError:
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(f"Checkpoint {path} does not exist.")
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or is cut off.")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"Checkpoint {path} cannot be read: {reason}") from error
 
 
 def load_trained_weights(path: Path) -> TrainedWeights:

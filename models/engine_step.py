@@ -147,7 +147,12 @@ class TrainStep:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._ema.update()
-        return _summary(list(losses), values.detach(), float(norm), self._recipe.lr * factor)
+        reported = values.detach()
+        if (
+            self._fabric.world_size > 1
+        ):  # each process normalises by the mean number of objects, so the mean is the loss
+            reported = self._fabric.all_reduce(reported.clone(), reduce_op="mean")  # type: ignore[assignment]
+        return _summary(list(losses), reported, float(norm), self._recipe.lr * factor)
 
 
 def _summary(names: list[str], values: Tensor, norm: float, lr: float) -> StepLosses:
