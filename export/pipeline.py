@@ -39,7 +39,7 @@ from carpus.runtime.spec import (
     TensorSpec,
 )
 
-__all__ = ["ExportSource", "Exported", "OpenVinoPrecision", "export_bundle"]
+__all__ = ["ExportSource", "Exported", "OpenVinoPrecision", "export_bundle", "export_network"]
 
 OpenVinoPrecision = Literal["fp32", "fp16"]
 
@@ -95,6 +95,16 @@ class Exported:
         return self.manifest.parity
 
 
+def export_network(source: ExportSource) -> onnx.ModelProto:
+    """The graph of a source in its deployed form, without metadata.
+
+    Raises:
+        BackendError: the network cannot be exported.
+        DataError: unknown family.
+    """
+    return export_onnx(get_family(source.family).deploy(source.module), source.input_size)
+
+
 def export_bundle(
     source: ExportSource,
     out: Path,
@@ -103,6 +113,7 @@ def export_bundle(
     openvino: Sequence[OpenVinoPrecision] = ("fp32", "fp16"),
     score_threshold: float = 0.5,
     preprocess: Preprocess | None = None,
+    network: onnx.ModelProto | None = None,
     num_threads: int | None = None,
     created: datetime | None = None,
     progress: Callable[[str], None] | None = None,
@@ -118,6 +129,7 @@ def export_bundle(
         score_threshold: default score threshold of the bundle.
         preprocess: what the bundle is to state as its preprocessing; None takes the family's own, the one that the
             gate's reference always uses. Another one than that must fail the gate.
+        network: this source's graph when it was exported before (see `export_network`); None exports it now.
         num_threads: threads for the gate's inferences.
         created: time to write into the bundle; None reads the clock.
         progress: called with a line at each step.
@@ -139,8 +151,9 @@ def export_bundle(
         raise DataError("export: expected at least one picture for the parity gate, got none")
     BundleWriter(out)  # refuses an unusable target before the long work
 
-    say(f"exporting {source.family} {source.variant} to ONNX, opset {OPSET}")
-    network = export_onnx(family.deploy(source.module), source.input_size)
+    if network is None:
+        say(f"exporting {source.family} {source.variant} to ONNX, opset {OPSET}")
+        network = export_network(source)
     spec = Postprocess(top_k=family.top_k, score_threshold=score_threshold)
     trained = family.preprocess(source.input_size)
     draft = _draft(source, network, trained if preprocess is None else preprocess, spec, created)

@@ -8,11 +8,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import onnx
 import torch
 from torch import nn
 
 from carpus.export.images import procedural_images
-from carpus.export.pipeline import ExportSource, export_bundle
+from carpus.export.pipeline import ExportSource, export_bundle, export_network
 from carpus.models.deimv2.config import BackboneConfig, DecoderConfig, DEIMv2Config, EncoderConfig, StageConfig
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.predict import deimv2_preprocess
@@ -67,11 +68,19 @@ def _settle_norms(model: DEIMv2) -> None:
 
 
 @functools.cache
+def tiny_network() -> onnx.ModelProto:
+    """The graph of the tiny model, exported once a test process."""
+    return export_network(tiny_source())
+
+
+@functools.cache
 def tiny_bundle() -> Path:
-    """A bundle of the tiny model, exported once a test process. Copy it before changing anything in it."""
+    """A bundle of the tiny model, written once a test process. Copy it before changing anything in it."""
     folder = tempfile.mkdtemp(prefix="carpus-tiny-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return export_bundle(tiny_source(), Path(folder) / "tiny.carpus", images=procedural_images(4)).path
+    return export_bundle(
+        tiny_source(), Path(folder) / "tiny.carpus", images=procedural_images(4), network=tiny_network()
+    ).path
 
 
 def tiny_source(kind: str = "lite", seed: int = 0) -> ExportSource:
