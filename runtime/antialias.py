@@ -198,7 +198,7 @@ class PolyphaseResizer:
         for output, (first, weights) in self._columns.edges.items():
             column = np.zeros(narrow.shape[:2], np.uint16)
             for k, weight in enumerate(weights, first):
-                column += self._planes[:, :, k] * np.uint16(weight)
+                column += np.multiply(self._planes[:, :, k], weight, dtype=np.uint16)  # numpy 1 would stay in 8 bits
             narrow[:, :, output] = column
         return narrow
 

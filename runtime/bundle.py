@@ -7,6 +7,7 @@ import io
 import os
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -145,7 +146,7 @@ class Bundle:
                     yield chunk
         except FileNotFoundError:
             raise BundleError(f"{where} is listed in the manifest but missing; copy the bundle again") from None
-        except (OSError, zipfile.BadZipFile, EOFError) as error:
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise BundleError(f"{where} cannot be read ({error}); copy the bundle again") from None
         if size != entry.bytes:
             found = "more" if size > entry.bytes else str(size)
@@ -256,7 +257,7 @@ class _Zip:
         self._infos = {name[len(prefix) :]: item for name, item in self._infos.items()}
         try:
             return self._zip.read(info)
-        except (OSError, zipfile.BadZipFile, EOFError) as error:
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise BundleError(f"{self._where}: {MANIFEST_NAME} cannot be read ({error})") from None
 
     def open(self, member: str) -> IO[bytes]:

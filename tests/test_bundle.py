@@ -244,13 +244,14 @@ def test_a_zip_entry_that_lies_about_its_size_is_refused(tmp_path: Path) -> None
         bundle.verify()
 
 
-def test_a_damaged_zip_names_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("member", ["model.onnx", "manifest.json"])
+@pytest.mark.parametrize("offset", [1, 7, 60, 200])
+def test_a_damaged_zip_names_the_file(tmp_path: Path, member: str, offset: int) -> None:
     path = write_tiny_bundle(tmp_path / "t.zip", formats=("onnx",))
     data = bytearray(path.read_bytes())
-    middle = data.index(b"model.onnx") + 200
-    data[middle] ^= 0xFF
+    data[data.index(member.encode()) + len(member) + offset] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(BundleError, match=r"'model\.onnx'"), Bundle.open(path) as bundle:
+    with pytest.raises(BundleError, match=re.escape(member)), Bundle.open(path) as bundle:
         bundle.verify()
 
 

@@ -13,7 +13,9 @@ import pytest
 from PIL import Image
 
 import carpus.runtime
+from carpus.cli.detect import Detect
 from carpus.cli.main import main
+from carpus.runtime.errors import DataError
 from tests.tiny_detector import coloured_image, write_tiny_bundle
 
 
@@ -109,7 +111,6 @@ def test_unreadable_inputs_are_named_and_the_rest_is_done(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{bundle}"], "no input: name at least one image"),
         (["{bundle}", "none.png"], "input 'none.png': no such file"),
         (["{bundle}", "*.nothing"], "no image or video matches the pattern"),
         (["nowhere.carpus", "{shots}"], "bundle 'nowhere.carpus': no such file or folder"),
@@ -127,6 +128,11 @@ def test_wrong_usage_of_detect(
     assert run("detect", *(item.format(bundle=bundle, shots=shots) for item in arguments)) == 2
     printed = capsys.readouterr()
     assert message in printed.err + printed.out
+
+
+def test_detect_without_inputs_is_wrong_usage(bundle: str) -> None:
+    with pytest.raises(DataError, match="no input: name at least one image"):
+        Detect(Path(bundle), ()).run()
 
 
 def test_bench_prints_parts_machine_and_versions(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
