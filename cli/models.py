@@ -31,29 +31,31 @@ class Models:
         """Do it; returns the exit code."""
         rows = model_table(self.family or None)
         if self.json:
-            text = json.dumps([dataclasses.asdict(row) for row in rows], indent=1)
-            sys.stdout.write(text + "\n")
+            sys.stdout.write(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
         else:
-            _print_table(rows)
+            sys.stdout.write(_table(rows))
         return 0
 
 
-def _print_table(rows: list[ModelRow]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("model", "input", "trained", "deployed", "exported", "paper", "GFLOPs", "paper", "COCO AP, paper")
+def _table(rows: list[ModelRow]) -> str:
+    """The rows as text that fits 80 columns."""
+    lines = [
+        "                         parameters                      GFLOPs      COCO AP",
+        "model         input      trained   deployed  exported  paper   here  paper  paper",
+    ]
     for row in rows:
         published = row.published
-        table.add_row(
-            f"{row.family} {row.variant}",
-            f"{row.input_size[1]}x{row.input_size[0]}",
-            f"{row.trainable_params:,}",
-            f"{row.deploy_params:,}",
-            f"{row.fused_params:,}",
-            "-" if published is None else f"{published.params_m:g} M",
-            f"{row.gflops:.2f}",
-            "-" if published is None else f"{published.gflops:g}",
-            "-" if published is None else f"{published.ap:g}",
+        params, gflops, ap = (
+            ("-", "-", "-")
+            if published is None
+            else (f"{published.params_m:.1f}M", f"{published.gflops:.1f}", f"{published.ap:.1f}")
         )
-    Console().print(table)
+        lines.append(
+            f"{row.family + ' ' + row.variant:<13} {f'{row.input_size[1]}x{row.input_size[0]}':<8} "
+            f"{row.trainable_params:>9,} {row.deploy_params:>10,} {row.fused_params:>9,} {params:>6} "
+            f"{row.gflops:>6.2f} {gflops:>6} {ap:>6}"
+        )
+    lines.append(
+        "deployed: the form and count of the authors; exported: every norm folded, training-only parts dropped"
+    )
+    return "\n".join(lines) + "\n"

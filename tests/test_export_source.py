@@ -88,7 +88,11 @@ GIVEN = {"family": "deimv2", "variant": "atto"}
     [
         (lambda path: None, {}, r"Checkpoint .*x.pt does not exist; give a file such as runs/NAME/best.pt"),
         (lambda path: path.mkdir(), {}, r"Checkpoint .*x.pt is a directory"),
-        (lambda path: path.write_text("hello"), GIVEN, r"x.pt cannot be read without running code from it"),
+        (
+            lambda path: path.write_text("hello"),
+            GIVEN,
+            r"x.pt is no file of torch.save and no .safetensors; it starts with b'he'",
+        ),
         (write([1, 2]), GIVEN, r"x.pt holds no weights; expected tensors by name under 'ema.module', 'model'"),
         (write(state()), {}, r"is not a Carpus training checkpoint, .* give --family and --variant"),
         (write(state()), GIVEN, r"has 2 classes and does not name them; give --class-names or --dataset"),
