@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from carpus.models.deimv2.config import DecoderConfig
 from carpus.models.deimv2.deformable import DeformableAttention
 from carpus.models.deimv2.distribution import decode_edges, distribution_table
-from carpus.models.deimv2.layers import MLP, RMSNorm, SelfAttention, SwiGLU
+from carpus.models.deimv2.layers import MLP, QueryGroups, RMSNorm, SelfAttention, SwiGLU
 
 __all__ = ["DecoderHeads", "DecoderLayer", "DecoderOutputs", "Record", "TransformerDecoder"]
 
@@ -54,7 +54,7 @@ class DecoderLayer(nn.Module):
         self.swish_ffn = SwiGLU(dim, config.ffn_dim)
         self.norm3 = RMSNorm(dim)
 
-    def forward(self, x: Tensor, pos: Tensor, boxes: Tensor, maps: list[Tensor], bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, boxes: Tensor, maps: list[Tensor], groups: QueryGroups | None) -> Tensor:
         """One refinement.
 
         Args:
@@ -62,12 +62,12 @@ class DecoderLayer(nn.Module):
             pos: (B, N, dim) their position embedding.
             boxes: (B, N, 4) reference boxes cxcywh in 0..1.
             maps: encoder maps (B, dim, H_l, W_l).
-            bias: (N, N) additive attention mask or None.
+            groups: grouping of the denoising queries, which come first, or None.
 
         Returns:
             (B, N, dim).
         """
-        x = self.norm1(x + self.self_attn(x, pos, bias))
+        x = self.norm1(x + self.self_attn(x, pos, groups))
         attended = self.cross_attn(x + pos, boxes, maps)
         x = self.gateway(x, attended) if self.has_gateway else self.norm2(x + attended)
         return self.norm3((x + self.swish_ffn(x)).clamp(-65504.0, 65504.0))
@@ -138,7 +138,7 @@ class TransformerDecoder(nn.Module):
         maps: list[Tensor],
         heads: DecoderHeads,
         *,
-        bias: Tensor | None = None,
+        groups: QueryGroups | None = None,
         all_layers: bool = False,
         record: Record | None = None,
     ) -> DecoderOutputs:
@@ -149,7 +149,7 @@ class TransformerDecoder(nn.Module):
             init_ref_unact: (B, N, 4) initial boxes before the sigmoid, detached.
             maps: encoder maps (B, dim, H_l, W_l), fine to coarse.
             heads: the model's heads.
-            bias: (N, N) additive self-attention mask or None.
+            groups: grouping of the denoising queries, which come first, or None.
             all_layers: predict scores for every layer (training), not only the last.
             record: receives intermediate tensors.
 
@@ -166,7 +166,7 @@ class TransformerDecoder(nn.Module):
         corners: Tensor | None = None
         previous: Tensor | None = None
         for i, layer in enumerate(self.layers):
-            x = layer(x, pos, boxes, maps, bias)
+            x = layer(x, pos, boxes, maps, groups)
             if i == 0:
                 unact = init_ref_unact.clamp(-MAX_LOGIT, MAX_LOGIT)
                 outputs.pre_boxes = torch.sigmoid(heads.pre_bbox(x) + unact)

@@ -15,7 +15,7 @@ from carpus.models.deimv2.config import DEIMv2Config
 from carpus.models.deimv2.decoder import DecoderHeads, DecoderOutputs, Record, TransformerDecoder
 from carpus.models.deimv2.encoder import build_encoder
 from carpus.models.deimv2.hgnetv2 import HGNetv2
-from carpus.models.deimv2.layers import MLP
+from carpus.models.deimv2.layers import MLP, QueryGroups
 from carpus.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class DEIMTransformer(nn.Module):
         anchors, valid, all_valid = self._anchors_for(maps)
         if anchors.shape[1] < self.num_queries:
             raise DataError(
-                f"this input gives {anchors.shape[1]} positions, fewer than the {self.num_queries} queries that are chosen "
+                f"this input gives {anchors.shape[1]} positions, fewer than the {self.num_queries} queries chosen "
                 "from them; use a larger input or fewer queries"
             )
         memory = torch.cat([level.flatten(2) for level in maps], 2).transpose(1, 2)
@@ -153,19 +153,18 @@ class DEIMTransformer(nn.Module):
         """
         content, unact, enc_logits, dense = self._select(maps, record)
         queries, reference = content.detach(), unact.detach()
-        bias = None
+        groups = None
         if denoising is not None:
             queries = torch.cat([self.denoising_class_embed(denoising.class_ids), queries], 1)
             reference = torch.cat([denoising.bbox_unact.to(reference), reference], 1)
-            bias = torch.zeros(denoising.attn_mask.shape, dtype=queries.dtype, device=queries.device)
-            bias = bias.masked_fill(denoising.attn_mask.to(queries.device), -math.inf)
+            groups = QueryGroups(int(denoising.split[0]), denoising.num_groups)
         heads = DecoderHeads(self.query_pos_head, self.pre_bbox_head, self.dec_score_head, self.dec_bbox_head)
         outputs = self.decoder(
             queries,
             reference,
             maps,
             heads,
-            bias=bias,
+            groups=groups,
             all_layers=self.training or record is not None,
             record=record,
         )
