@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.models.data.augment_config import AUGMENTS, AugmentConfig, get_augment_config
 from carpus.models.data.mosaic import Sample, mosaic
 from carpus.models.data.photometric import apply_colour, photometric_distort
 from carpus.models.data.viewport import Viewport, iou_crop, large_enough, render, zoom_out
 from carpus.runtime.errors import DataError
-from numpy.typing import NDArray
 
 __all__ = ["AUGMENTS", "AugmentConfig", "Augmenter", "PickOther", "Sample", "get_augment_config"]
 

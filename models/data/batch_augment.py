@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from carpus.models.data.augment_config import AugmentConfig
 from torch import Tensor
+
+from carpus.models.data.augment_config import AugmentConfig
 
 __all__ = ["BatchAugmenter", "copy_blend", "mixup"]
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.models.data.augment_config import AugmentConfig
 from carpus.models.data.viewport import resize_image
-from numpy.typing import NDArray
 
 __all__ = ["Sample", "affine_matrix", "mosaic", "transform_boxes"]
 

@@ -11,8 +11,9 @@ import math
 
 import cv2
 import numpy as np
-from carpus.models.data.augment_config import AugmentConfig
 from numpy.typing import NDArray
+
+from carpus.models.data.augment_config import AugmentConfig
 
 __all__ = ["apply_colour", "photometric_distort"]
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
+
 from carpus.models.data.augment_config import AugmentConfig
 from carpus.models.data.photometric import apply_colour
-from numpy.typing import NDArray
 
 __all__ = ["Viewport", "iou_crop", "large_enough", "render", "resize_image", "zoom_out"]
 

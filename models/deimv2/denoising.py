@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from carpus.models.losses.boxes import box_cxcywh_to_xyxy, box_xyxy_to_cxcywh, exact_inverse_sigmoid
 from carpus.runtime.errors import DataError
-from torch import Tensor
 
 __all__ = ["Denoising", "DenoisingDraws", "attention_mask", "make_denoising"]
 

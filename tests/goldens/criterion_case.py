@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from carpus.models.deimv2.denoising import DenoisingDraws, make_denoising
 from carpus.models.losses.config import CriterionConfig, LossWeights, MatcherConfig
 from carpus.models.losses.criterion import DEIMCriterion, split_outputs
 from carpus.models.losses.matcher import match, matching_cost, union_assignment
 from carpus.models.losses.targets import pack_targets
-from torch import Tensor
-
 from tests.goldens.case import Case, Check
 
 __all__ = ["check_criterion", "config_from_settings", "read_outputs", "read_targets"]
