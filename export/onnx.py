@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxscript.optimizer
@@ -107,6 +108,7 @@ def _simplify(model: ir.Model) -> None:
         model, input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT, onnx_shape_inference=False
     )
     onnxscript.optimizer.remove_unused_nodes(model)
+    _spell_rms_norms(model.graph)
     graph = model.graph
     for node in graph.all_nodes():
         node.metadata_props.clear()
@@ -124,6 +126,50 @@ def _simplify(model: ir.Model) -> None:
     model.ir_version = IR_VERSION
     model.producer_name = "carpus"
     model.producer_version = f"torch {torch.__version__.split('+')[0]}"
+
+
+def _spell_rms_norms(graph: ir.Graph) -> None:
+    """Spell root-mean-square norms as runtimes look for them: x / sqrt(mean(x^2) + eps), with Pow and Div.
+
+    PyTorch writes x * x and a product with the reciprocal. OpenVINO recognises that as one norm, ONNX Runtime does not
+    and would run seven kernels in place of one SimplifiedLayerNormalization.
+    """
+    two = ir.Value(name="rms_norm_exponent", const_value=ir.tensor(np.array(2.0, np.float32), name="rms_norm_exponent"))
+    two.shape, two.dtype = ir.Shape([]), ir.DataType.FLOAT
+    for node in list(graph):
+        if node.op_type != "Reciprocal" or node.inputs[0] is None:
+            continue
+        root = node.inputs[0].producer()
+        uses = list(node.outputs[0].uses())
+        if root is None or root.op_type != "Sqrt" or len(uses) != 1 or uses[0].node.op_type != "Mul":
+            continue
+        product, index = uses[0].node, uses[0].idx
+        dividend = product.inputs[1 - index]
+        square = _square_of(dividend, root)
+        if square is None:
+            continue
+        if two.name not in graph.initializers:
+            graph.register_initializer(two)
+        square.op_type = "Pow"
+        square.replace_input_with(1, two)
+        product.op_type = "Div"
+        product.replace_input_with(0, dividend)
+        product.replace_input_with(1, node.inputs[0])
+        graph.remove(node, safe=True)
+
+
+def _square_of(value: ir.Value | None, root: ir.Node) -> ir.Node | None:
+    """The node that squares ``value`` when ``root`` is sqrt(mean(value * value) + eps)."""
+    shifted = root.inputs[0].producer() if root.inputs[0] is not None else None
+    if shifted is None or shifted.op_type != "Add":
+        return None
+    for item in shifted.inputs:
+        mean = item.producer() if item is not None else None
+        if mean is not None and mean.op_type == "ReduceMean" and mean.inputs[0] is not None:
+            square = mean.inputs[0].producer()
+            if square is not None and square.op_type == "Mul" and all(found is value for found in square.inputs):
+                return square
+    return None
 
 
 def _check(model: onnx.ModelProto) -> None:

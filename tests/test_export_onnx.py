@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from carpus.export.onnx import INPUT, IR_VERSION, OPSET, OUTPUTS, export_onnx, with_metadata
+from carpus.models.deimv2.layers import RMSNorm
 from carpus.runtime.errors import BackendError
 from tests.tiny_deimv2 import SIZE, tiny_bundle, tiny_model
 
@@ -76,6 +77,17 @@ def test_lean(model: onnx.ModelProto) -> None:
     constant = [node.name for node in model.graph.node if set(node.input) - {""} <= weights]
     assert constant == []
     assert not any("denoising" in name for name in weights)
+
+
+def test_runtime_finds_the_rms_norms(tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(tiny_bundle() / "model.onnx", options, providers=["CPUExecutionProvider"])
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    norms = [module for module in tiny_model().modules() if isinstance(module, RMSNorm)]
+    assert kinds.count("SimplifiedLayerNormalization") == len(norms) == 3
+    assert "Reciprocal" not in kinds
 
 
 def test_no_trace_of_the_machine() -> None:

@@ -42,7 +42,7 @@ def test_manifest_says_what_was_exported_and_measured() -> None:
         ("openvino", "fp32", None),
         ("openvino", "fp16", None),
     ]
-    assert [spec.shape for spec in manifest.outputs] == [("N", 12, 3), ("N", 12, 4)]
+    assert [spec.shape for spec in manifest.outputs] == [("N", 75, 3), ("N", 75, 4)]
     assert manifest.provenance.packages["torch"] == torch.__version__
     assert manifest.reference is not None
     assert manifest.reference.cases == 3

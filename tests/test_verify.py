@@ -147,7 +147,7 @@ def test_missing_reference(tmp_path: Path) -> None:
         ({"image_1": None}, "lacks the array .*image_1"),
         ({"pred_boxes_2": None}, "lacks the array .*pred_boxes_2"),
         ({"image_0": np.zeros((4, 5, 3), np.float32)}, r"image_0 must be uint8 \(H, W, 3\), it is float32 \(4, 5, 3\)"),
-        ({"pred_logits_0": np.zeros((12, 4), np.float32)}, r"case 0 has logits \(12, 4\)"),
+        ({"pred_logits_0": np.zeros((75, 4), np.float32)}, r"case 0 has logits \(75, 4\)"),
     ],
 )
 def test_wrong_reference(change: dict[str, np.ndarray | None], message: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ CLASSES = (ClassInfo("cup", 3), ClassInfo("Becher \u00fc", 7), ClassInfo("杯", 
 
 
 def tiny_model(kind: str = "lite", seed: int = 0) -> DEIMv2:
-    """One decoder layer, 12 queries, an input that is not square."""
+    """One decoder layer, a query for every position, an input that is not square."""
     coarse = StageConfig(32, 8, 32, 1, True, True, 3, num_layers=1)
     stages = (
         StageConfig(16, 8, 16, 1, False, False, 3, num_layers=1),
@@ -38,7 +38,7 @@ def tiny_model(kind: str = "lite", seed: int = 0) -> DEIMv2:
         hidden_dim=32,
         backbone=BackboneConfig("tiny", (*stages, coarse) if hybrid else stages, (2, 3) if hybrid else (2,)),
         encoder=EncoderConfig("hybrid", 0.5, 1, 32, 2) if hybrid else EncoderConfig("lite", 0.5, 1),
-        decoder=DecoderConfig(12, (2, 1), 16, gateway=hybrid, share_bbox_head=not hybrid, num_layers=1, num_heads=2),
+        decoder=DecoderConfig(75, (2, 1), 16, gateway=hybrid, share_bbox_head=not hybrid, num_layers=1, num_heads=2),
         num_classes=len(CLASSES),
     )
     generator = torch.Generator().manual_seed(seed)
