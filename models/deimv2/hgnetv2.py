@@ -114,7 +114,7 @@ class ConvBNAct(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, in, H, W) -> (B, out, H', W')."""
         x = self.conv(x)
-        fast = self.act and self.training and x.device.type == "cpu" and not torch.compiler.is_compiling()
+        fast = self.act and self.bn.training and x.device.type == "cpu" and not torch.compiler.is_compiling()
         if fast and isinstance(self.bn, nn.BatchNorm2d) and isinstance(self.lab, LearnableAffine):
             return norm_relu_affine(x, self.bn, self.lab)
         x = self.bn(x)
