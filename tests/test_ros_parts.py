@@ -20,8 +20,10 @@ from tests.tiny_detector import coloured_image, tiny_manifest, tiny_onnx, write_
 
 _REASON = activate()
 if _REASON is None:
+    from carpus_ros import detection_cdr
     from carpus_ros.camera_messages import camera_info, pose_message, quaternion_xyzw
     from carpus_ros.dds import profile_environment
+    from carpus_ros.detection_cdr import DetectionEncoder
     from carpus_ros.detection_messages import DetectionMessages, from_message, label_info
     from carpus_ros.detector_parameters import PARAMETERS
     from carpus_ros.diagnostics import detector_status
@@ -32,6 +34,7 @@ if _REASON is None:
     from carpus_ros.recording import Matcher, Recording, rate
     from carpus_ros.statistics import Counts, Sample, Snapshot, Statistics
     from carpus_ros.watch import ClockWatch, Reporter, StampWatch, camera_info_problem
+    from rclpy.serialization import deserialize_message, serialize_message
     from sensor_msgs.msg import CameraInfo, CompressedImage, Image
     from std_msgs.msg import Header
     from vision_msgs.msg import (
@@ -359,6 +362,31 @@ def test_detection_messages_there_and_back() -> None:
     assert from_message(stranger, ("mug",), (10, 10)).class_names == ("mug", "new")
 
 
+def test_encoded_detections_mean_what_rclpy_sends() -> None:
+    encoder, messages = DetectionEncoder(), DetectionMessages()
+    assert encoder.direct
+    rng = np.random.default_rng(0)
+    for count in (0, 1, 2, 7, 30):
+        names = tuple("".join(rng.choice(list("aé漢z"), rng.integers(1, 12))) + str(index) for index in range(2))
+        detections = _detections(count)
+        detections = Detections(detections.xyxy, detections.score, detections.class_id, names, (480, 640))
+        header = Header(frame_id="ö" * int(rng.integers(0, 9)))
+        header.stamp.sec, header.stamp.nanosec = int(rng.integers(-(2**31), 2**31)), int(rng.integers(0, 10**9))
+        for most in (1, 100):
+            direct, slow = encoder(header, detections, most), messages.fill(header, detections, most)
+            assert len(direct) == len(serialize_message(slow))
+            assert deserialize_message(direct, Detection2DArray) == slow
+
+
+def test_another_encoding_falls_back_to_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection_cdr, "_LITTLE_ENDIAN_CDR", b"\x00\x07\x00\x00")
+    encoder = DetectionEncoder()
+    assert not encoder.direct
+    message = encoder(Header(frame_id="f"), _detections(2), 100)
+    assert isinstance(message, Detection2DArray)
+    assert len(message.detections) == 2
+
+
 def test_label_info() -> None:
     message = label_info(("mug", "Schüssel"), 0.25)
     assert [(item.class_id, item.class_name) for item in message.class_map] == [(0, "mug"), (1, "Schüssel")]
@@ -399,7 +427,9 @@ class _Sink:
         self.published: list[int] = []
         self.shown = 0
 
-    def publish(self, message: Detection2DArray) -> None:
+    def publish(self, message: Detection2DArray | bytes) -> None:
+        if isinstance(message, bytes):
+            message = deserialize_message(message, Detection2DArray)
         self.published.append(len(message.detections))
 
     def show(self, header: Header, image: np.ndarray, detections: Detections) -> None:

@@ -25,7 +25,7 @@ from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from carpus_ros.detection_messages import label_info
 from carpus_ros.detector_parameters import PARAMETERS
-from carpus_ros.diagnostics import detector_status, diagnostic_array
+from carpus_ros.diagnostics import detector_status, diagnostic_array, stats_message
 from carpus_ros.image_codec import ImageBuffer, decode_compressed, decode_image
 from carpus_ros.parameters import as_names, declare, refusal
 from carpus_ros.pipeline import Frame, Pipeline, Settings, Worker
@@ -38,6 +38,7 @@ __all__ = ["DetectorNode", "main"]
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _STEADY = time.perf_counter
+_YIELD = 5e-5  # seconds
 
 
 class DetectorNode(LifecycleNode):
@@ -172,12 +173,7 @@ class DetectorNode(LifecycleNode):
     def _release(self) -> None:
         self._quiesce()
         for publisher in self._outputs.values():
-            destroy = getattr(self, "destroy_lifecycle_publisher", None)  # newer than Humble
-            if destroy is not None:
-                destroy(publisher)
-            else:
-                self._managed_entities.discard(publisher)
-                self.destroy_publisher(publisher)
+            self.destroy_lifecycle_publisher(publisher)
         self._outputs.clear()
         self._pipeline = None
         if self._detector is not None:
@@ -237,12 +233,14 @@ class DetectorNode(LifecycleNode):
         if worker is None:
             return
         self._statistics.count("received")
-        if worker.put(Frame(message, arrived)):
-            self._statistics.count("dropped")
         stamp = message.header.stamp
         odd = self._stamps.check(stamp.sec * 1_000_000_000 + stamp.nanosec)
         if odd is not None:
             self._reporter.once(*odd)
+        if worker.put(Frame(message, arrived)):
+            self._statistics.count("dropped")
+        # Lets the worker have the interpreter now; otherwise it waits until the executor has prepared its next wait.
+        time.sleep(_YIELD)
 
     def _on_lost(self, info: Any) -> None:
         self._statistics.count("lost", info.total_count_change)
@@ -323,14 +321,8 @@ class DetectorNode(LifecycleNode):
         self._diagnostics.publish(diagnostic_array(now.to_msg(), [status]))
         if self._stage != "active" or self._detector is None:
             return
-        counts, parts = snapshot.counts, snapshot.parts
-        stats = DetectorStats(backend=self._detector.backend_name, model=facts["model"])
+        stats = stats_message(snapshot, backend=self._detector.backend_name, model=facts["model"])
         stats.header.stamp = now.to_msg()
-        for name in Counts.__dataclass_fields__:
-            setattr(stats, name, getattr(counts, name))
-        stats.rate_hz = snapshot.rate
-        stats.latency_p50, stats.latency_p95 = snapshot.latency
-        stats.preprocess_p50, stats.inference_p50, stats.postprocess_p50 = parts
         self._outputs["stats"].publish(stats)
 
 

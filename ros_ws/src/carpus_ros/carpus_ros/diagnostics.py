@@ -1,15 +1,16 @@
-"""The detector's line in /diagnostics."""
+"""The detector's reports: its line in /diagnostics for people, its statistics for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from carpus_msgs.msg import DetectorStats
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from carpus_ros.statistics import Counts, Snapshot
 
-__all__ = ["detector_status", "diagnostic_array"]
+__all__ = ["detector_status", "diagnostic_array", "stats_message"]
 
 _SILENCE = 2.0  # seconds without an image after which the source counts as silent
 
@@ -84,4 +85,20 @@ def diagnostic_array(stamp: Any, statuses: list[DiagnosticStatus]) -> Diagnostic
     """
     message = DiagnosticArray(status=statuses)
     message.header.stamp = stamp
+    return message
+
+
+def stats_message(snapshot: Snapshot, *, backend: str, model: str) -> DetectorStats:
+    """Message for ``~/stats``, its header left empty.
+
+    Args:
+        snapshot: statistics now.
+        backend: inference backend.
+        model: family and variant.
+    """
+    message = DetectorStats(backend=backend, model=model, rate_hz=snapshot.rate)
+    for name in Counts.__dataclass_fields__:
+        setattr(message, name, getattr(snapshot.counts, name))
+    message.latency_p50, message.latency_p95 = snapshot.latency
+    message.preprocess_p50, message.inference_p50, message.postprocess_p50 = snapshot.parts
     return message

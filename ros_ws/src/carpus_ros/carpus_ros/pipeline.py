@@ -13,7 +13,7 @@ from carpus.runtime.detections import Detections
 from carpus.runtime.detector import Detector
 from carpus.runtime.errors import CarpusError, DataError
 
-from carpus_ros.detection_messages import DetectionMessages
+from carpus_ros.detection_cdr import DetectionEncoder
 from carpus_ros.mailbox import Mailbox
 from carpus_ros.statistics import Sample, Statistics
 from carpus_ros.watch import Reporter
@@ -64,7 +64,7 @@ class Pipeline:
         detector: the open model.
         settings: initial settings.
         decode: message to RGB array.
-        publish: takes a Detection2DArray.
+        publish: takes a Detection2DArray, or its bytes.
         show: takes (header, RGB, detections) for the debug image, or is None-like cheap when nobody looks.
         statistics: counters.
         rejections: where unusable images are reported.
@@ -92,7 +92,7 @@ class Pipeline:
         self._statistics = statistics
         self._rejections = rejections
         self._clock = clock
-        self._messages = DetectionMessages()
+        self._encode = DetectionEncoder()
 
     def process(self, frame: Frame) -> None:
         """Answer one image; a bad image or a failing model is counted and reported, never raised."""
@@ -112,7 +112,7 @@ class Pipeline:
             self._rejections.throttled("model failure", f"no detections for an image: {error}")
             return
         header = frame.message.header
-        self._publish(self._messages.fill(header, detections, settings.max_detections))
+        self._publish(self._encode(header, detections, settings.max_detections))
         self._statistics.add(Sample(self._clock() - frame.arrived, *self.detector.last_timing))
         self._show(header, image, detections)
 
