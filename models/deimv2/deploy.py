@@ -42,5 +42,5 @@ def deploy(model: DEIMv2, *, fuse: Literal["all", "official"] = "all") -> DEIMv2
         for i in range(len(heads) - 1):
             heads[i] = nn.Identity()
     if fuse == "all":
-        del decoder.denoising_class_embed
+        decoder.denoising_class_embed = nn.Identity()  # type: ignore[assignment]
     return fused
