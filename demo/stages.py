@@ -115,7 +115,7 @@ def build_stages(layout: Layout, *, images: int, check_images: int, epochs: int,
             (
                 _carpus(
                     "train", "--data", layout.adapt, "--out", run, "--init", layout.weights, "--epochs", epochs,
-                    "--batch-size", 8, "--lr", 4e-4, "--mosaic-prob", 0.0, "--num-denoising", 30, "--eval-every", 0,
+                    "--batch-size", 8, "--lr", 4e-4, "--mosaic-prob", 0.0, "--input-scales", 0, 1.0,
                 ),
             ),
             (run / "best.pt", run / "history.json"),
