@@ -105,7 +105,7 @@ def draw_learning_curve(history: Sequence[Mapping[str, Any]], path: Path, title:
     right.set_ylim(0, 1)
     right.grid(alpha=0.3)
     if scored:
-        right.legend(loc="lower right")
+        right.legend(loc="upper left")
     if title:
         figure.suptitle(title)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

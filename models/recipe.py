@@ -77,7 +77,8 @@ class Recipe:
                 raise DataError(f"Recipe.{name} must not be negative, got {getattr(self, name)}.")
         if any(not 0.1 <= factor <= 2.0 for _, factor in self.input_scales):
             raise DataError(f"Recipe.input_scales must have factors in 0.1..2, got {self.input_scales}.")
-        if list(self.input_scales) != sorted(self.input_scales):
+        starts = [start for start, _ in self.input_scales]
+        if starts != sorted(starts):
             raise DataError(f"Recipe.input_scales must ascend by epoch, got {self.input_scales}.")
         if not 0.0 <= self.final_lr_factor <= 1.0:
             raise DataError(f"Recipe.final_lr_factor must be in 0..1, got {self.final_lr_factor}.")

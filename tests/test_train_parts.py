@@ -149,11 +149,12 @@ def test_official_recipes_carry_the_published_augmentation() -> None:
 
 
 def test_scaling_moves_every_epoch_in_proportion() -> None:
-    recipe = replace(get_recipe("official", "n"), input_scales=((0, 0.5), (80, 1.0))).scaled(16)
+    scales = ((0, 0.5), (80, 1.2), (81, 1.0))
+    recipe = replace(get_recipe("official", "n"), input_scales=scales).scaled(16)
     assert recipe.epochs == 16
     assert (recipe.flat_epochs, recipe.no_aug_epochs, recipe.matcher_change_epoch) == (780, 1, 14)
     assert recipe.ema_restart_epoch == 15
-    assert recipe.input_scales == ((0, 0.5), (8, 1.0))
+    assert recipe.input_scales == ((0, 0.5), (8, 1.2), (8, 1.0))
     augment = recipe.augment
     assert (augment.mosaic_until, augment.strong_until, augment.mixup_epochs) == (8, 15, (0, 8))
     assert (recipe.lr, recipe.warmup_iterations) == (8e-4, 2000)
