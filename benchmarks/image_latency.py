@@ -57,12 +57,12 @@ def listen(count: int, rate: float, reliable: bool) -> None:
         latencies.append((time.monotonic_ns() - int(message.header.frame_id)) / 1e6)
 
     node.create_subscription(Image, "image", received, _profile(QoSProfile, ReliabilityPolicy, reliable))
-    end = time.monotonic() + 30.0
+    seen, end = False, time.monotonic() + 30.0 + count / rate
     while len(latencies) < count and time.monotonic() < end:
-        if node.count_publishers("image") == 0:  # not there yet, or gone
-            if latencies:
-                break
-            end = time.monotonic() + 30.0
+        there = node.count_publishers("image") > 0
+        if seen and not there:
+            break
+        seen = seen or there
         rclpy.spin_once(node, timeout_sec=0.1)
     sys.stdout.write(json.dumps(latencies))
     rclpy.shutdown()

@@ -93,6 +93,18 @@ def test_detections_carry_stamp_frame_names_and_source_pixels(detector: NodeProc
     assert 0.5 <= answer.detections[0].results[0].hypothesis.score <= 1.0
 
 
+def test_camera_sized_images_pass_through_shared_memory(detector: NodeProcess, client: Client) -> None:
+    """640x480 rgb8 is larger than Fast DDS's default segment; with the profile a best-effort reader gets it."""
+    found = client.listen(Detection2DArray, "/detections")
+    publisher = client.publisher(Image, "/image")
+    _answer(client, publisher, found, image_message(coloured_image(480, 640), stamp=20.0))
+    before = len(found)
+    for number in range(10):
+        publisher.publish(image_message(coloured_image(480, 640), stamp=21.0 + number))
+        client.wait_for(lambda number=number: found[-1].header.stamp.sec == 21 + number, 2.0, fail=False)
+    assert len(found) - before >= 8
+
+
 def test_labels_are_latched_for_late_subscribers(detector: NodeProcess, client: Client) -> None:
     latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
     found = client.listen(LabelInfo, "/label_info", latched)

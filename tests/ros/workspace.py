@@ -36,6 +36,9 @@ def activate() -> str | None:
             importlib.import_module(module)
         except ImportError as error:
             return f"ROS 2 is not ready ({module}: {error}); run scripts/ros_setup.sh"
+    from carpus_ros.dds import profile_environment
+
+    os.environ.update(profile_environment())
     return None
 
 

@@ -38,7 +38,7 @@ class LifecycleClient:
         self._node = rclpy.create_node("carpus_graph", context=self._context, start_parameter_services=False)
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self._node)
-        self._client = self._node.create_client(ChangeState, f"{node}/change_state")
+        self._client: Any = self._node.create_client(ChangeState, f"{node}/change_state")
 
     def change(self, transition: str, timeout: float = 60.0) -> bool:
         """Ask for a transition ("configure", "activate", "deactivate", "cleanup"); whether it succeeded.

@@ -127,7 +127,7 @@ class Worker:
     """
 
     def __init__(
-        self, process: Callable[[Frame], None], *, alive: Callable[[], bool], report: Callable[[str], None]
+        self, process: Callable[[Frame], None], *, alive: Callable[[], bool], report: Callable[[str], object]
     ) -> None:
         self._mailbox: Mailbox[Frame] = Mailbox()
         self._process = process

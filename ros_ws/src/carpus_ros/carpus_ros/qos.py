@@ -90,7 +90,7 @@ def subscribe(
     on_lost: Callable[[Any], None] | None = None,
 ) -> Any:
     """Subscribe with overrides and with the events that the middleware supports."""
-    attempts = [
+    attempts: list[dict[str, Any]] = [
         {"incompatible_qos": on_incompatible, "message_lost": on_lost},
         {"incompatible_qos": on_incompatible},
         {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,8 @@ class RecorderNode(Node):
             (LabelInfo, "label_info", self._on_labels, LATCHED),
             (DetectorStats, "detector/stats", self._on_stats, RELIABLE),
         ):
-            resolved = self.resolve_topic_name(topic)
-            subscribe(
-                self,
-                message_type,
-                topic,
-                callback,
-                profile,
-                on_incompatible=lambda info, name=resolved: self._reporter.once(
-                    f"incompatible QoS on {name}", incompatible_message(name, info, "publisher")
-                ),
-            )
+            incompatible = self._incompatible(self.resolve_topic_name(topic))
+            subscribe(self, message_type, topic, callback, profile, on_incompatible=incompatible)
         # Last, so that a node that cannot be made leaves no files; callbacks come only once the executor spins.
         self._recording = Recording(Path(self._value("output")).expanduser(), self._value("fps"))
         self.create_timer(0.1, self._check_end, clock=Clock(clock_type=ClockType.STEADY_TIME))
@@ -83,6 +75,11 @@ class RecorderNode(Node):
 
     def _value(self, name: str) -> Any:
         return self.get_parameter(name).value
+
+    def _incompatible(self, topic: str) -> Callable[[Any], None]:
+        return lambda info: self._reporter.once(
+            f"incompatible QoS on {topic}", incompatible_message(topic, info, "publisher")
+        )
 
     def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         reason = refusal(PARAMETERS, {p.name: p.value for p in parameters}, configured=True)

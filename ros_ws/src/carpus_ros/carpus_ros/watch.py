@@ -17,7 +17,7 @@ class Reporter:
         period: for :meth:`throttled`, seconds before the same kind is said again.
     """
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float], period: float = 5.0) -> None:
+    def __init__(self, say: Callable[[str], object], clock: Callable[[], float], period: float = 5.0) -> None:
         self._say = say
         self._clock = clock
         self._period = period
