@@ -192,15 +192,21 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         header = json.loads(data[8 : 8 + length])
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        specs = {
-            name: (str(entry["dtype"]), [int(n) for n in entry["shape"]], *map(int, entry["data_offsets"]))
+        specs: list[tuple[str, str, list[int], int, int]] = [
+            (
+                name,
+                str(entry["dtype"]),
+                [int(n) for n in entry["shape"]],
+                int(entry["data_offsets"][0]),
+                int(entry["data_offsets"][1]),
+            )
             for name, entry in entries.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        ]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise DataError(f"checkpoint {path} has a damaged safetensors header: {error!r}") from error
     body = memoryview(data)[8 + length :]
     tensors = {}
-    for name, (kind, shape, start, end) in specs.items():
+    for name, kind, shape, start, end in specs:
         dtype = _SAFETENSORS_TYPES.get(kind)
         if dtype is None:
             raise DataError(f"checkpoint {path}: {name} has type {kind!r}; known: {', '.join(_SAFETENSORS_TYPES)}")

@@ -61,8 +61,8 @@ class DeformableAttention(nn.Module):
         if not self.points_folded:
             scale = self.num_points_scale.repeat(self.num_heads).repeat_interleave(2) * (2.0 * self.offset_scale)
             with torch.no_grad():
-                self.sampling_offsets.weight *= scale[:, None]
-                self.sampling_offsets.bias *= scale
+                self.sampling_offsets.weight.mul_(scale[:, None])
+                self.sampling_offsets.bias.mul_(scale)
             self.points_folded = True
 
     def _reset(self) -> None:

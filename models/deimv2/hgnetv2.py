@@ -39,7 +39,7 @@ class _ClampFrom(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         (out,) = ctx.saved_tensors
         return torch.ops.aten.threshold_backward(grad, out, ctx.bound), grad.sum().reshape(1)
 

@@ -28,7 +28,7 @@ def check_deploy(case: Case) -> Iterator[Check]:
     outputs = {}
     for form in ("official", "all"):
         with torch.inference_mode():
-            outputs = {k: v.numpy() for k, v in deploy(model, fuse=form)(images).items()}  # type: ignore[arg-type]
+            outputs = {k: v.numpy() for k, v in deploy(model, fuse=form)(images).items()}
         for key, tolerance in (("pred_logits", LOGITS_TOLERANCE), ("pred_boxes", BOXES_TOLERANCE)):
             name = f"deploy_{key}"
             yield compare_stored(name, outputs[key], stored[name], specs[name], tolerance, f"fused: {form}")
