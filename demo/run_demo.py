@@ -104,7 +104,8 @@ class _Runner:
 
 def _call(command: tuple[str, ...], stdout: Path | None = None) -> int:
     """Run to the end. Ctrl-C reaches the command too (same terminal): wait for it to put its work away."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # Threads that wait passively leave the cores to whatever else runs on this machine.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(stdout.open("w")) if stdout is not None else None
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sink)
