@@ -165,15 +165,16 @@ class Engine:
         """Evaluates, records and saves."""
         parts, progress = self.parts, self.progress
         done = progress.epoch + 1
+        last = done == parts.recipe.epochs
+        due = last or done % parts.config.eval_every == 0
         restart = parts.recipe.ema_restart_epoch
         second_stage = restart is not None and progress.epoch >= restart
         metrics: dict[str, Any] = {}
         if parts.val is not None:
-            last = done == parts.recipe.epochs
             if last:
                 metrics = self._evaluate(parts.val, parts.ema.module, guard, pictures=True)
                 self._judge_best(parts.val, guard)
-            elif second_stage or done % parts.config.eval_every == 0:
+            elif due or second_stage:
                 some = parts.val.subset(parts.config.eval_images) if parts.config.eval_images else parts.val
                 metrics = self._evaluate(some, parts.ema.module, guard, pictures=True)
         record = {
@@ -196,7 +197,7 @@ class Engine:
             self._folder.restore_best()
             parts.ema.decay = max(parts.ema.decay - 1e-4, 0.0)
         self._folder.save_last(self._running)
-        self._folder.report(progress.history[-1])
+        self._folder.report(progress.history[-1], curve=due)
 
     def _judge_best(self, val: CocoDataset, guard: InterruptGuard) -> None:
         """Scores the best weights so far on all images, when only some had judged them."""

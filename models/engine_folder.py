@@ -83,11 +83,12 @@ class RunFolder:
             parts.ema.load_state_dict(state["ema"])
             parts.ema.decay = decay
 
-    def report(self, record: Mapping[str, Any]) -> None:
-        """Writes history and curve after an epoch, and tells the listener."""
+    def report(self, record: Mapping[str, Any], *, curve: bool) -> None:
+        """Writes the history after an epoch, with ``curve`` the curve too (a second of work); tells the listener."""
         parts, progress = self._parts, self._progress
         if self._main:
             write_json_atomic(progress.history, self._path / "history.json")
+        if self._main and curve:
             title = f"{parts.config.family}-{parts.config.variant}, {len(parts.store)} images"
             draw_learning_curve(progress.history, self._path / "learning_curve.png", title)
         if parts.writer is not None:
