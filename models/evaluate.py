@@ -157,7 +157,7 @@ def _result_rows(image_id: int, found: Detections, num_classes: int) -> NDArray[
 
 def _ground_truth(dataset: CocoDataset) -> dict[str, Any]:
     """The dataset as the evaluation reads it: image, category and annotation ids counted from 1."""
-    annotations = []
+    annotations: list[dict[str, Any]] = []
     for image_id, image in enumerate(dataset, start=1):
         for box, label, crowd, area in zip(image.boxes.tolist(), image.labels, image.crowd, image.area, strict=True):
             x1, y1, x2, y2 = box

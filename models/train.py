@@ -188,7 +188,7 @@ def _assemble(
     )
     preprocess = deimv2_preprocess(full)
     criterion = build_criterion(config.family, config.variant, len(data.categories))
-    model.decoder.dense_supervision = config.recipe.dense_supervision  # type: ignore[union-attr]
+    model.decoder.dense_supervision = config.recipe.dense_supervision
     loss = DetectionLoss(model, criterion, num_denoising=config.recipe.num_denoising, freeze_norm=config.freeze_norm)
     if resumed is not None:
         recipe = Recipe.from_dict(resumed["recipe"])
