@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from carpus.runtime.errors import BackendError
 
@@ -38,6 +39,7 @@ def export_openvino(
     try:
         # From memory: converting a file would write its path into the IR.
         network = openvino.Core().read_model(model)
+        _rename_unnamed(network)
         for key, value in metadata.items():
             network.set_rt_info(value, ["model_info", *key.split(".")])
         with tempfile.TemporaryDirectory(prefix="carpus-openvino-") as folder:
@@ -46,3 +48,13 @@ def export_openvino(
             return path.read_bytes(), path.with_suffix(".bin").read_bytes()
     except RuntimeError as error:
         raise BackendError(f"OpenVINO {openvino.__version__} cannot convert the graph: {error}") from error
+
+
+def _rename_unnamed(network: Any) -> None:
+    """Number operations without a name of their own within the graph.
+
+    OpenVINO numbers them by a counter of the process, so that the same graph would give another file the second time.
+    """
+    for index, operation in enumerate(network.get_ordered_ops()):
+        if re.fullmatch(rf"{operation.get_type_name()}_\d+", operation.get_friendly_name()):
+            operation.set_friendly_name(f"{operation.get_type_name()}_n{index}")

@@ -12,13 +12,17 @@ from torch import nn
 
 from carpus.export.images import ParityImage
 from carpus.runtime.backends import BACKENDS
+from carpus.runtime.detector import Detector
 from carpus.runtime.errors import BackendError
-from carpus.runtime.parity import ParityError, make_answer
+from carpus.runtime.parity import ParityError, compare, failure, make_answer, summarise
 from carpus.runtime.preprocess import Preprocessor
-from carpus.runtime.spec import Manifest, ParityRecord, Postprocess, Preprocess
-from carpus.runtime.verify import ReferenceCase, measure
+from carpus.runtime.spec import Artefact, Manifest, ParityRecord, Postprocess, Preprocess
+from carpus.runtime.thresholds import parity_limits
+from carpus.runtime.verify import ReferenceCase, detector_specs, measure
 
 __all__ = ["TorchReference", "check_bundle", "pack_reference", "reference_cases"]
+
+_BATCH = 3  # neither 1 nor the exporter's example of 2
 
 
 class TorchReference:
@@ -111,10 +115,11 @@ def check_bundle(
         progress: called with every record.
 
     Returns:
-        The records, all passed.
+        The records; whether each passed stands in it.
 
     Raises:
-        ParityError: a backend lies above a limit, answers NaN, cannot run the artefact, or none is installed.
+        ParityError: a backend answers NaN, cannot run the artefact or treats a batch unlike its images, or no backend
+            is installed.
     """
     records = []
     for artefact in manifest.artefacts:
@@ -125,6 +130,8 @@ def check_bundle(
                 record = measure(path, name, artefact.precision, cases, num_threads=num_threads)
             except BackendError as error:
                 raise ParityError(f"{name}, {artefact.path} ({artefact.precision}): {error}") from error
+            if record.passed:
+                _check_batch(path, name, artefact, cases, num_threads)
             records.append(record)
             if progress is not None:
                 progress(record)
@@ -134,3 +141,36 @@ def check_bundle(
             "openvino"
         )
     return tuple(records)
+
+
+def _check_batch(
+    path: Path, backend: str, artefact: Artefact, cases: Sequence[ReferenceCase], num_threads: int | None
+) -> None:
+    """Hold a batch to what the same images give one by one.
+
+    An exporter that takes the batch size of its example for a constant writes a graph that is right for one image.
+
+    Raises:
+        ParityError: an image's answer depends on its neighbours or on their number.
+    """
+    images = [case.image for case in cases[:_BATCH]] * _BATCH  # however few there are
+    limits = parity_limits(artefact.precision)
+    with Detector.open(path, backend, precision=artefact.precision, num_threads=num_threads) as detector:
+        preprocess, spec = detector_specs(detector.manifest)
+        tensor, transforms = preprocess(images[:_BATCH])
+        try:
+            together = detector.backend.run(tensor)
+        except BackendError as error:
+            raise ParityError(f"{backend}, {artefact.path}: a batch of {_BATCH} cannot be run: {error}") from error
+        for index, transform in enumerate(transforms):
+            alone = detector.backend.run(tensor[index : index + 1])
+            one, among = (
+                make_answer(found[spec.logits][at], found[spec.boxes][at], transform, spec, detector.class_names)
+                for found, at in ((alone, 0), (together, index))
+            )
+            errors = compare(one, among, limits, f"image {index} of a batch of {_BATCH}")
+            record = summarise(
+                [errors], backend=backend, backend_version=detector.backend.version, precision=artefact.precision
+            )
+            if not record.passed:
+                raise ParityError(f"{failure(record)}, against the same image alone; no bundle was written")

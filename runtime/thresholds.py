@@ -53,7 +53,7 @@ class ParityLimits:
 PARITY: Mapping[str, ParityLimits] = MappingProxyType(
     {
         "fp32": ParityLimits(max_box_px=0.05, max_score=1e-4),
-        "fp16": ParityLimits(max_box_px=2.0, max_score=0.02, replaced_share=0.0, score_floor=0.3, min_queries=1),
+        "fp16": ParityLimits(max_box_px=1.0, max_score=0.02, replaced_share=0.0, score_floor=0.3, min_queries=1),
     }
 )
 """Limits by the precision of an artefact's weights."""

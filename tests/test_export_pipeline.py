@@ -131,6 +131,23 @@ def test_wrong_weight_fails_the_gate_and_leaves_the_older_bundle(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["old.carpus"]
 
 
+@pytest.mark.parametrize("operator", ["ReduceMean", "ReduceMax"])
+def test_image_that_depends_on_its_neighbours_fails_the_gate(operator: str, tmp_path: Path) -> None:
+    """One image alone gives the right answer, so only the check of a batch can tell."""
+    model = onnx.ModelProto()
+    model.CopyFrom(tiny_network())
+    last = next(node for node in model.graph.node if "pred_logits" in node.output)
+    last.output[list(last.output).index("pred_logits")] = "own"
+    axes = numpy_helper.from_array(np.array([0], np.int64), "batch_axis")
+    model.graph.initializer.append(axes)
+    model.graph.node.append(onnx.helper.make_node(operator, ["own", "batch_axis"], ["shared"], keepdims=1))
+    model.graph.node.append(onnx.helper.make_node("Sub", ["own", "shared"], ["difference"]))
+    model.graph.node.append(onnx.helper.make_node("Add", ["own", "difference"], ["pred_logits"]))
+    with pytest.raises(ParityError, match=r"of image . of a batch of 3 .*against the same image alone"):
+        export_bundle(tiny_source(), tmp_path / "x.carpus", images=PICTURES, openvino=(), network=model)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nan_fails_the_gate(tmp_path: Path) -> None:
     with pytest.raises(ParityError, match=r"onnxruntime, model.onnx \(fp32\): output 'pred_logits': .* NaN"):
         export_bundle(
@@ -159,7 +176,7 @@ def test_unknown_family(tmp_path: Path) -> None:
         export_bundle(replace(tiny_source(), family="yolo"), tmp_path / "x.carpus")
 
 
-def test_bundle_of_a_hybrid_encoder_is_deterministic(tmp_path: Path) -> None:
+def test_same_source_gives_the_same_files(tmp_path: Path) -> None:
     created = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
     files = []
     for name in ("a.zip", "b.zip"):
