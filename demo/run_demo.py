@@ -58,13 +58,17 @@ def main() -> int:
 
 
 class _Runner:
-    """Runs stages, remembers the finished ones, and starts over from the first whose command or weights changed."""
+    """Runs stages, remembers the finished ones, and starts over from the first whose command, code or weights changed."""
 
     def __init__(self, layout: Layout) -> None:
         self.seconds: dict[str, float] = {}
         self._marks = layout.out / "done"
         self._marks.mkdir(parents=True, exist_ok=True)
-        self._key = hashlib.sha256(layout.weights.read_bytes()).hexdigest()
+        digest = hashlib.sha256(layout.weights.read_bytes())
+        for room in ("export", "models", "runtime", "sim"):
+            for source in sorted((ROOT / room).rglob("*.py")):
+                digest.update(source.read_bytes())
+        self._key = digest.hexdigest()
 
     def run(self, stage: Stage) -> int:
         """0 when the stage is done, else the exit code for the demonstration."""
@@ -77,6 +81,11 @@ class _Runner:
                 print("    done before")
                 return 0
         mark.unlink(missing_ok=True)
+        # What an earlier version of the stage left half done is of no use to this one.
+        begun = self._marks / f"{stage.name}.begun"
+        if stage.scratch is not None and (not begun.is_file() or begun.read_text() != self._key):
+            shutil.rmtree(stage.scratch, ignore_errors=True)
+        begun.write_text(self._key)
         started = time.monotonic()
         for command in stage.commands:
             print(f"    $ {_shown(command)}", flush=True)

@@ -59,6 +59,7 @@ class Stage:
         commands: argument lists, run one after the other.
         outputs: files that exist when the stage is done.
         stdout: file that takes what the commands print, instead of the terminal.
+        scratch: folder in which an interrupted stage goes on; emptied when what the stage does has changed.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Stage:
     commands: tuple[tuple[str, ...], ...]
     outputs: tuple[Path, ...]
     stdout: Path | None = None
+    scratch: Path | None = None
 
 
 def _carpus(*args: object) -> tuple[str, ...]:
@@ -119,6 +121,7 @@ def build_stages(layout: Layout, *, images: int, check_images: int, epochs: int,
                 ),
             ),
             (run / "best.pt", run / "history.json"),
+            scratch=run,
         ),
         Stage(
             "export",
