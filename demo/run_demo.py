@@ -58,7 +58,7 @@ def main() -> int:
 
 
 class _Runner:
-    """Runs stages, remembers the finished ones, and starts over from the first whose command, code or weights differ."""
+    """Runs stages, remembers finished ones, and starts over from the first whose command, code or weights differ."""
 
     def __init__(self, layout: Layout) -> None:
         self.seconds: dict[str, float] = {}
