@@ -40,7 +40,9 @@ COMMANDS: dict[str, Command] = {
     "export": Command("carpus.cli.export", "Export", "checkpoint -> verified bundle (ONNX, OpenVINO)", "export"),
     "evaluate": Command("carpus.cli.evaluate", "Evaluate", "COCO AP of a bundle on a dataset", "train"),
     "train": Command("carpus.cli.train", "Train", "train or fine-tune a detector on COCO data", "train"),
-    "models": Command("carpus.cli.models", "Models", "parameters and GFLOPs of every variant, beside the paper's", "train"),
+    "models": Command(
+        "carpus.cli.models", "Models", "parameters and GFLOPs of every variant, beside the paper's", "train"
+    ),
     "sim dataset": Command("carpus.cli.sim", "SimDataset", "render a labelled tabletop dataset", "sim"),
     "sim preview": Command("carpus.cli.sim", "SimPreview", "contact sheet of rendered scenes with their boxes", "sim"),
 }
