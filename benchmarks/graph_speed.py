@@ -53,6 +53,7 @@ def naive_export(module: torch.nn.Module, size: tuple[int, int], path: Path) -> 
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         input_names=["images"],
         output_names=list(OUTPUTS),
+        verbose=False,
     )
     program.save(path)
 
