@@ -74,7 +74,10 @@ class Export:
             description=self.description,
         )
         drawn = self.images is None
-        images = procedural_images(min(self.num_images, 8)) if drawn else folder_images(self.images, self.num_images)
+        if self.images is None:
+            images = procedural_images(min(self.num_images, 8))
+        else:
+            images = folder_images(self.images, self.num_images)
         out = self.out.with_name(self.out.name + ".zip") if self.zip and self.out.suffix != ".zip" else self.out
         started = time.monotonic()
         done = export_bundle(

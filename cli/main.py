@@ -1,6 +1,6 @@
-"""Entry point of the `carpus` command: finds the subcommand, imports its room only then, and turns errors into exit codes.
+"""Entry point of the `carpus` command: finds the subcommand, imports its room, turns errors into exit codes.
 
-Exit codes: 0 done, 1 the work failed (parity not met, nothing detected to be right), 2 wrong usage or input, 130 interrupted.
+Exit codes: 0 done, 1 the work failed (parity not met, inputs unreadable), 2 wrong usage or input, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def initialise(model: nn.Module, path: Path, categories: CategoryMap) -> str:
     if not is_training_checkpoint(path):
         from carpus.models.deimv2.checkpoint import load_into
 
-        return load_into(model, path)
+        return load_into(cast(Any, model), path)
     weights = load_trained_weights(path)
     shared = fill_from(model, weights.state_dict, weights.categories.names, categories.names, path)
     kept = f"{len(shared)} of {len(categories)} classes known to it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import lightning_fabric
 import numpy as np
@@ -60,11 +61,11 @@ class DetectionLoss(nn.Module):
         Returns:
             Weighted losses by name; their sum is the loss.
         """
-        config = self.model.config
+        config: Any = self.model.config
         denoising = make_denoising(
             targets,
-            num_classes=config.num_classes,  # type: ignore[union-attr, arg-type]
-            num_queries=config.decoder.num_queries,  # type: ignore[union-attr]
+            num_classes=config.num_classes,
+            num_queries=config.decoder.num_queries,
             num_denoising=self.num_denoising,
             generator=generator,
         )

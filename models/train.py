@@ -110,7 +110,7 @@ def train(
 
 def _launch(config: TrainConfig) -> lightning_fabric.Fabric:
     gpu = config.accelerator == "gpu" or (config.accelerator == "auto" and torch.cuda.is_available())
-    precision = config.precision
+    precision: Any = config.precision
     if precision is None:
         precision = ("bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed") if gpu else "32-true"
     strategy: str | Strategy = "auto"
@@ -187,7 +187,7 @@ def _assemble(
         world_size=fabric.world_size,
     )
     preprocess = deimv2_preprocess(full)
-    criterion = build_criterion(config.family, config.variant, len(data.categories))
+    criterion: Any = build_criterion(config.family, config.variant, len(data.categories))
     model.decoder.dense_supervision = config.recipe.dense_supervision
     loss = DetectionLoss(model, criterion, num_denoising=config.recipe.num_denoising, freeze_norm=config.freeze_norm)
     if resumed is not None:
@@ -242,7 +242,7 @@ def _model(config: TrainConfig, categories: CategoryMap, listener: TrainListener
     """The detector with its starting weights; without a listener it is about to be filled from a checkpoint."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = build_model(config.family, config.variant, len(categories), config.input_size)
+        model: Any = build_model(config.family, config.variant, len(categories), config.input_size)
     if config.init is not None and listener is not None:
         listener.on_message(initialise(model, config.init, categories))
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format

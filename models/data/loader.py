@@ -190,7 +190,7 @@ def training_batches(
     forked = "fork" in multiprocessing.get_all_start_methods()
     loader = DataLoader(
         _AugmentedSamples(store, augmenter, plan.seed),
-        batch_sampler=_Keys(plan, first_epoch, first_batch, epochs),  # type: ignore[arg-type]
+        batch_sampler=_Keys(plan, first_epoch, first_batch, epochs),
         num_workers=workers,
         collate_fn=_collate,
         worker_init_fn=_start_worker,

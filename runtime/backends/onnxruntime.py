@@ -108,7 +108,7 @@ class OnnxRuntimeBackend:
         outputs: dict[str, np.ndarray] = {}
         if all(isinstance(size, int) for spec in self._outputs for size in spec.shape[1:]):
             for spec in self._outputs:
-                values = np.empty((batch, *spec.shape[1:]), spec.dtype)
+                values = np.empty((batch, *(int(size) for size in spec.shape[1:])), spec.dtype)
                 binding.bind_output(spec.name, "cpu", 0, values.dtype.type, values.shape, values.ctypes.data)
                 outputs[spec.name] = values
         else:
