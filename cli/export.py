@@ -73,7 +73,6 @@ class Export:
             licence=self.licence,
             description=self.description,
         )
-        drawn = self.images is None
         if self.images is None:
             images = procedural_images(min(self.num_images, 8))
         else:
