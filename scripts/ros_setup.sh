@@ -10,6 +10,7 @@ root=$PWD
 VENV=$(cd "${1:-.venv}" 2>/dev/null && pwd) || { echo "ros setup: no virtual environment ${1:-.venv}; run scripts/setup.sh first" >&2; exit 2; }
 python=$VENV/bin/python
 install=$root/ros_ws/install
+recipe=1 # raise when this script installs or builds in another way, so that what older ones built is built anew
 say() { printf 'ros setup: %s\n' "$*"; }
 die() { printf 'ros setup: %s\n' "$*" >&2; exit 2; }
 digest() { sha256sum | cut -d' ' -f1; }
@@ -39,7 +40,7 @@ else
     die "ROS 2 wheels exist for Python 3.10 to 3.12 on Linux x86-64, this is $("$python" -V) on $(uname -s) $(uname -m); install and source a ROS 2 distribution"
   fi
 fi
-identity="$identity $("$python" -c 'import sys, sys as s; print(s.version, s.prefix)') $root $(digest <"$0")"
+identity="$identity $("$python" -c 'import sys; print(sys.version, sys.prefix)') $root $recipe"
 
 # 2. Packages into the virtual environment
 stamp=$VENV/.carpus-ros
@@ -62,7 +63,7 @@ for file in pathlib.Path(sys.prefix, "share").glob("*/cmake/*.cmake"):
     if fixed != text:
         file.write_text(fixed)
 PYTHON
-  elif ! command -v colcon >/dev/null; then
+  elif ! "$python" -c 'import colcon_core, colcon_ros, colcon_cmake' 2>/dev/null; then
     say "installing colcon into $VENV"
     quietly "$python" -m pip install -q -r scripts/ros-build-tools.txt
   fi
@@ -91,6 +92,8 @@ for prefix in "${prefixes[@]}"; do
   fi
 done
 
+# By the environment's interpreter, because node scripts start with the one that colcon runs in, and Carpus is in this one.
+colcon() { "$python" -c 'import sys; from colcon_core.command import main; sys.exit(main(argv=sys.argv[1:]))' "$@"; }
 build() { # build PACKAGE...
   local generator=(); command -v ninja >/dev/null && generator=(-G Ninja)
   (cd ros_ws && MAKEFLAGS="-j$(nproc)" quietly colcon --log-base log build --merge-install --packages-select "$@" --cmake-args "${generator[@]}" \

@@ -100,7 +100,9 @@ def test_graph_records_and_ends_by_itself(rendering: None, bundle: Path, tmp_pat
     assert (output / "annotated.mp4").stat().st_size > 1000
 
 
-def test_interrupted_graph_keeps_its_recording_and_leaves_no_process(bundle: Path, tmp_path: Path) -> None:
+def test_interrupted_graph_keeps_its_recording_and_leaves_no_process(
+    rendering: None, bundle: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     process = _graph(bundle, output, "--duration", "0", "--rate", "5")
     _wait_until_up(process, output)
@@ -112,7 +114,7 @@ def test_interrupted_graph_keeps_its_recording_and_leaves_no_process(bundle: Pat
     assert not list(output.glob(".*partial*"))
 
 
-def test_killed_graph_takes_its_nodes_along(bundle: Path, tmp_path: Path) -> None:
+def test_killed_graph_takes_its_nodes_along(rendering: None, bundle: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     process = _graph(bundle, output, "--duration", "0")
     _wait_until_up(process, output)
