@@ -83,6 +83,11 @@ def _schema(folder: Path, **changes: object) -> None:
     (folder / "schema.json").write_text(json.dumps({**schema, **changes}))
 
 
+def _case(folder: Path, **changes: object) -> None:
+    case = json.loads((folder / "case.json").read_text())
+    (folder / "case.json").write_text(json.dumps({**case, **changes}))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -91,6 +96,12 @@ def _schema(folder: Path, **changes: object) -> None:
         (lambda f: (f / "schema.json").write_text("{"), "not a usable schema"),
         (lambda f: (f / "io.npz").unlink(), "case.json needs io.npz, which is missing"),
         (lambda f: (f / "io.npz").write_bytes(b"no archive"), "cannot be read as an .npz file"),
+        (lambda f: (f / "io.npz").write_bytes(b""), "cannot be read as an .npz file"),
+        (lambda f: (f / "io.npz").write_bytes((f / "io.npz").read_bytes()[:9999]), "cannot be read as an .npz file"),
+        (lambda f: _case(f, arrays={}), "forward: the files describe nothing to compare"),
+        (lambda f: _case(f, input={"seed": 1, "shape": [1, 3, 33, 7]}), "multiples of 32 px, got (1, 3, 33, 7)"),
+        (lambda f: _schema(f, state_dict=5), "schema: TypeError"),
+        (lambda f: (f / "cases").mkdir(), "cases: holds no case; known are case.json with io.npz"),
         (lambda f: (f / "case.json").write_text("[]"), "expected a JSON object, found list"),
         (lambda f: (f / "case.json").write_text('{"arrays": {}}'), "field or array 'input' is missing"),
         (lambda f: _schema(f, family="yolo"), "no checks for family 'yolo'"),
@@ -99,7 +110,7 @@ def _schema(folder: Path, **changes: object) -> None:
 )
 def test_unusable_folders(atto: Path, spoil, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     spoil(atto)
-    assert main([str(atto)]) == 2
+    assert main([str(atto)]) == 1
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out.splitlines()[-1].endswith("1 of 1 folders unusable")

@@ -16,7 +16,7 @@ from carpus.runtime.postprocess import postprocess, select_top
 from carpus.runtime.spec import Postprocess, Preprocess
 
 NAMES = tuple(f"class {index}" for index in range(80))
-GOLDENS = Path(os.environ.get("CARPUS_GOLDENS", Path(__file__).parent / "data" / "goldens"))
+GOLDENS = Path(os.environ.get("CARPUS_GOLDENS") or Path(__file__).parent / "data" / "goldens")
 
 
 def test_deploy_case_of_the_official_implementation() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,7 +97,7 @@ class Case:
             try:
                 with np.load(path, allow_pickle=False) as data:
                     self._cache[name] = {key: data[key] for key in data.files}
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
                 raise UnusableFolder(f"{path}: cannot be read as an .npz file: {error}") from error
         return self._cache[name]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, Kind, UnusableFolder
 from tests.goldens.deimv2_deploy import check_deploy
 from tests.goldens.deimv2_forward import check_forward, check_schema
@@ -76,6 +77,7 @@ def run_folder(folder: Path, write: Callable[[str], None]) -> Summary:
     """
     summary = Summary()
     cases = find_cases(folder)
+    applied: set[Path] = set()
     write(f"{folder}  ({cases[0].family} {cases[0].variant})")
     for case in cases:
         for kind in KINDS:
@@ -84,6 +86,8 @@ def run_folder(folder: Path, write: Callable[[str], None]) -> Summary:
             applies = kind.applies(case) if kind.files else case is cases[0]
             if not applies:
                 continue
+            applied.add(case.folder)
+            made = summary.total
             try:
                 for check in kind.run(case):
                     summary.total += 1
@@ -91,7 +95,21 @@ def run_folder(folder: Path, write: Callable[[str], None]) -> Summary:
                     write(_line(kind.name, check))
             except KeyError as error:
                 raise UnusableFolder(f"{case.folder}: {kind.name}: field or array {error} is missing") from error
+            except (CarpusError, AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+                raise UnusableFolder(f"{case.folder}: {kind.name}: {type(error).__name__}: {error}") from error
+            if summary.total == made:
+                raise UnusableFolder(f"{case.folder}: {kind.name}: the files describe nothing to compare")
+    if len(cases) > 1 and not applied.intersection(case.folder for case in cases[1:]):
+        raise UnusableFolder(f"{cases[1].folder}: holds no case; known are {_known_files(cases[0].family)}")
+    for case in cases:
+        known = {name for kind in KINDS if kind.family == case.family for name in kind.files}
+        for path in sorted(set(case.folder.glob("*.npz")) - {case.folder / name for name in known}):
+            write(f"  skip           {path.name}: no check knows this file")
     return summary
+
+
+def _known_files(family: str) -> str:
+    return "; ".join(" with ".join(kind.files) for kind in KINDS if kind.family == family and kind.files)
 
 
 def _line(kind: str, check: Check) -> str:
