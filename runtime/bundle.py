@@ -29,6 +29,9 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 _CHUNK = 1 << 20
 _RATIO_FLOOR = 1 << 20
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError)
+"""What zipfile raises on damaged files of these methods."""
 
 
 class Bundle:
@@ -146,7 +149,7 @@ class Bundle:
                     yield chunk
         except FileNotFoundError:
             raise BundleError(f"{where} is listed in the manifest but missing; copy the bundle again") from None
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        except _UNREADABLE as error:
             raise BundleError(f"{where} cannot be read ({error}); copy the bundle again") from None
         if size != entry.bytes:
             found = "more" if size > entry.bytes else str(size)
@@ -205,7 +208,7 @@ class _Zip:
         self._where = f"bundle {str(path)!r}"
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+        except _UNREADABLE as error:
             raise BundleError(f"{self._where}: not a folder and not a .zip that can be read ({error})") from None
         try:
             self._infos = self._check_directory()
@@ -234,6 +237,10 @@ class _Zip:
                 raise BundleError(f"{self._where}: {name!r} leaves the bundle: it is a symbolic link")
             if info.flag_bits & 0x1:
                 raise BundleError(f"{self._where}: {name!r} is encrypted; a bundle is not")
+            if info.compress_type not in _METHODS:
+                raise BundleError(
+                    f"{self._where}: {name!r} is packed by method {info.compress_type}; a bundle is stored or deflated"
+                )
             total += info.file_size
             packed = max(info.compress_size, 1)
             if total > MAX_BYTES or (info.file_size > _RATIO_FLOOR and info.file_size > packed * MAX_RATIO):
@@ -257,7 +264,7 @@ class _Zip:
         self._infos = {name[len(prefix) :]: item for name, item in self._infos.items()}
         try:
             return self._zip.read(info)
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        except _UNREADABLE as error:
             raise BundleError(f"{self._where}: {MANIFEST_NAME} cannot be read ({error})") from None
 
     def open(self, member: str) -> IO[bytes]:

@@ -255,6 +255,20 @@ def test_a_damaged_zip_names_the_file(tmp_path: Path, member: str, offset: int) 
         bundle.verify()
 
 
+def test_a_zip_of_another_method_is_refused(folder: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("manifest.json", _manifest_bytes(folder))
+    with pytest.raises(BundleError, match=r"'manifest\.json' is packed by method 14; a bundle is stored or deflated"):
+        Bundle.open(tmp_path / "t.zip")
+
+
+def test_a_zip_with_an_undecodable_name_is_refused(folder: Path, tmp_path: Path) -> None:
+    path = _zip(tmp_path / "t.zip", [("manifest.json", _manifest_bytes(folder)), ("ä", b"x")])
+    path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xfe"))
+    with pytest.raises(BundleError, match=r"not a \.zip that can be read"):
+        Bundle.open(path)
+
+
 def test_zips_of_the_same_content_are_the_same_bytes(tmp_path: Path) -> None:
     first = write_tiny_bundle(tmp_path / "a.zip", formats=("onnx",)).read_bytes()
     os.utime(tmp_path / "a.zip", (0, 0))
