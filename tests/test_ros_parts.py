@@ -512,6 +512,26 @@ def test_worker_answers_the_newest_and_outlives_errors() -> None:
     assert done[-1] == 3
 
 
+def test_worker_outlives_an_exception_that_nobody_foresaw() -> None:
+    said: list[str] = []
+    done = threading.Event()
+
+    def process(frame: Frame) -> None:
+        if frame.message == "odd":
+            raise LookupError("unforeseen")
+        done.set()
+
+    worker = Worker(process, alive=lambda: True, report=said.append)
+    worker.put(Frame("odd", 0.0))
+    end = time.monotonic() + 20.0
+    while not said and time.monotonic() < end:
+        time.sleep(0.01)
+    worker.put(Frame("even", 0.0))
+    assert done.wait(20.0)
+    worker.stop()
+    assert said == ["an image was not answered: LookupError: unforeseen"]
+
+
 def test_matcher_pairs_by_stamp_and_forgets() -> None:
     matcher: Matcher[str, str] = Matcher(capacity=2)
     assert matcher.left(1, "image 1") is None

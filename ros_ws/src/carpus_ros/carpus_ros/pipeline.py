@@ -153,3 +153,5 @@ class Worker:
                 if not self._alive():
                     return
                 self._report(f"publishing failed: {error}")
+            except Exception as error:  # noqa: BLE001 - a dead worker would leave an active node that answers nothing
+                self._report(f"an image was not answered: {type(error).__name__}: {error}")
