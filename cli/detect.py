@@ -155,7 +155,7 @@ class _Job:
     def finish(self) -> int:
         options = self._options
         if self._failed and not self._done:
-            raise self._failed[0]
+            raise DataError(f"none of {len(self._failed)} inputs could be read; the reasons are above")
         written = []
         if options.json:
             backend = self._detector.backend

@@ -70,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name is None:
         sys.stderr.write(f"carpus: {_unknown(args)}\n")
         return 2
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # Other packages speak up only when something is wrong.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("carpus").setLevel(logging.INFO)
     command = COMMANDS[name]
     try:
         return _run(name, command, rest)
@@ -81,6 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`carpus ... | head`); nothing is wrong on this side.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"carpus {name}: cannot use {str(error.filename)!r}: {error.strerror}; name another path\n")
+        return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"\ncarpus {name}: interrupted; finished work is kept, the same command goes on from it\n")
         return 130

@@ -48,6 +48,8 @@ def find_media(inputs: Iterable[str | os.PathLike[str]], *, recursive: bool = Tr
     """
     found: dict[Path, tuple[Path, Path | None]] = {}
     for item in inputs:
+        if not str(item):
+            raise DataError("input '': expected a file, folder or pattern, got an empty name; '.' is this folder")
         path = Path(item)
         if path.is_dir():
             files = sorted(file for file in path.glob("**/*" if recursive else "*") if _kind(file) and file.is_file())

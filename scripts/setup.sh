@@ -48,7 +48,8 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 # 3. Virtual environment and Python packages
-if [ ! -x "$VENV/bin/python" ]; then
+# An environment without pip is one whose creation failed half way; -m venv over it mends it.
+if [ ! -x "$VENV/bin/python" ] || ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
   say "creating the virtual environment $VENV with $("$PYTHON" -V)"
   "$PYTHON" -m venv "$VENV"
 fi

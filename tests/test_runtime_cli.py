@@ -113,6 +113,8 @@ def test_unreadable_inputs_are_named_and_the_rest_is_done(
     [
         (["{bundle}", "none.png"], "input 'none.png': no such file"),
         (["{bundle}", "*.nothing"], "no image or video matches the pattern"),
+        (["{bundle}", ""], "input '': expected a file, folder or pattern"),
+        (["{bundle}", "{shots}", "--out", "{shots}/a.png"], "cannot use '{shots}/a.png"),
         (["nowhere.carpus", "{shots}"], "bundle 'nowhere.carpus': no such file or folder"),
         (["{bundle}", "{shots}", "--classes", "pink"], "the model has no class 'pink'; it has red, grün, blue"),
         (["{bundle}", "{shots}", "--classes", "3"], "expected ids 0..2, got 3"),
@@ -127,7 +129,7 @@ def test_wrong_usage_of_detect(
 ) -> None:
     assert run("detect", *(item.format(bundle=bundle, shots=shots) for item in arguments)) == 2
     printed = capsys.readouterr()
-    assert message in printed.err + printed.out
+    assert message.format(shots=shots) in printed.err + printed.out
 
 
 def test_detect_without_inputs_is_wrong_usage(bundle: str) -> None:
