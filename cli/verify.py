@@ -48,6 +48,7 @@ def _as_json(report: VerifyReport) -> dict[str, Any]:
 
 
 def _print_table(report: VerifyReport) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -60,7 +61,13 @@ def _print_table(report: VerifyReport) -> None:
         markup=False,
         soft_wrap=True,
     )
-    table = Table("backend", "weights", "images", "box error [px]", "score error", "detections differ", "verdict")
+    # Without a frame, and with one space between columns, the figures fit 80 columns unbroken.
+    table = Table(
+        *("backend", "weights", "images", "box error, px", "score error", "differ", "verdict"),
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=0,
+    )
     for row in report.rows:
         table.add_row(row.backend, row.precision, *_figures(row), row.status)
     console.print(table)

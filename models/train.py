@@ -117,13 +117,18 @@ def _launch(config: TrainConfig) -> lightning_fabric.Fabric:
     if config.devices * config.num_nodes > 1:
         # A batch without any object leaves the denoising embedding without gradient.
         strategy = DDPStrategy(process_group_backend="nccl" if gpu else "gloo", find_unused_parameters=True)
-    fabric = lightning_fabric.Fabric(
-        accelerator="gpu" if gpu else "cpu",
-        devices=config.devices,
-        num_nodes=config.num_nodes,
-        strategy=strategy,
-        precision=precision,
-    )
+    if gpu and not torch.cuda.is_available():
+        raise DataError("accelerator 'gpu': torch finds no GPU on this machine; take 'cpu' or 'auto'")
+    try:
+        fabric = lightning_fabric.Fabric(
+            accelerator="gpu" if gpu else "cpu",
+            devices=config.devices,
+            num_nodes=config.num_nodes,
+            strategy=strategy,
+            precision=precision,
+        )
+    except ValueError as error:
+        raise DataError(f"precision {precision!r} or devices {config.devices}: {error}") from error
     fabric.launch()
     return fabric
 
