@@ -9,6 +9,7 @@ from typing import Any
 import rclpy
 from carpus.runtime.errors import CarpusError
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.exceptions import ParameterException
 
 __all__ = ["run_node"]
 
@@ -27,7 +28,7 @@ def run_node(make: Callable[[], Any], args: list[str] | None = None) -> None:
     rclpy.init(args=args)
     try:
         node = make()
-    except (CarpusError, ValueError) as error:
+    except (CarpusError, ValueError, ParameterException) as error:
         rclpy.try_shutdown()
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
