@@ -32,6 +32,7 @@ if command -v dpkg >/dev/null; then
   command -v cmake >/dev/null || need cmake
   command -v make >/dev/null || need make
   "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
+  [ -e "$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || need python3-dev
 fi
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" = 0 ]; then
