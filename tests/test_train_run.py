@@ -239,7 +239,7 @@ def test_time_budget_fixes_the_epochs_before_the_first_step(root: Path, tmp_path
 
 def command(root: Path, out: Path, *more: str) -> list[str]:
     options = "--epochs 2 --batch-size 4 --input-size 160 160 --threads 1 --eval-every 9 --picture-every 0"
-    options += " --no-tensorboard --accelerator cpu"
+    options += " --no-tensorboard --accelerator cpu --input-scales 0 1.0"
     return ["-m", "carpus.cli.main", "train", "--data", str(root), "--out", str(out), *options.split(), *more]
 
 
@@ -276,6 +276,7 @@ def test_two_processes_train_like_one(root: Path, tmp_path: Path) -> None:
     batch, and batch mixing pairs images within a process.
     """
     shared = ["--freeze-norm", "--num-denoising", "0", "--epochs", "3", "--batch-size", "12", "--workers", "0"]
+    shared += ["--dense-supervision", "True"]
     alone = [sys.executable, *command(root, tmp_path / "one", *shared)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     both = [sys.executable, *launcher, *command(root, tmp_path / "two", *shared, "--devices", "2")]

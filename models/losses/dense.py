@@ -9,7 +9,7 @@ added and nothing changes at inference. Assignment after "TOOD: Task-aligned One
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from carpus.models.losses.boxes import box_cxcywh_to_xyxy, iou_and_giou
 from carpus.models.losses.config import LossWeights
@@ -80,7 +80,8 @@ def task_aligned_assignment(
 def dense_losses(
     logits: Tensor, boxes: Tensor, points: Tensor, targets: PackedTargets, weights: LossWeights, gamma: float
 ) -> dict[str, Tensor]:
-    """Weighted losses of all encoder positions, normalised by the sum of the qualities.
+    """Weighted losses of all encoder positions: classification normalised by the sum of the qualities, boxes by their
+    number, both averaged over all processes of `torch.distributed` where it runs.
 
     Args:
         logits: `(B, L, C)` float32.
@@ -94,13 +95,17 @@ def dense_losses(
         "loss_mal_dense", "loss_bbox_dense" and "loss_giou_dense", scalars.
     """
     query, number, quality = task_aligned_assignment(logits, boxes, points, targets)
-    norm = quality.sum().clamp(min=1.0)
+    norm, count = quality.sum(), float(query.shape[0])
+    if distributed.is_available() and distributed.is_initialized():
+        sums = torch.stack([norm, norm.new_tensor(count)])
+        distributed.all_reduce(sums)
+        norm, count = sums[0] / distributed.get_world_size(), float(sums[1]) / distributed.get_world_size()
+    norm, count = norm.clamp(min=1.0), max(count, 1.0)
     labels = targets.labels[number]
     # Quality already plays the part of IoU^gamma.
     target = quality.pow(1.0 / gamma)
     flat = logits.flatten(0, 1)[None]
     mal = matchability_aware_loss(flat, query[None], labels[None], target[None], gamma)
-    count = max(int(query.shape[0]), 1)
     l1, giou, _ = box_losses(boxes.flatten(0, 1)[query][None], targets.boxes[number][None])
     return {
         "loss_mal_dense": mal[0] * (weights.mal / norm),
