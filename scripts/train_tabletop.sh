@@ -21,7 +21,7 @@ common=(--recipe tabletop --variant atto --seed 0 --batch-size 8 --lr 1e-3 --cli
   --strong-until 2 --mosaic-prob 0.0 --mosaic-until 0 --matcher-change-epoch 3 --ema-warmups 100 --eval-every 1
 mkdir -p weights docs/images
 cp "$work/atto/best.pt" weights/deimv2-atto-tabletop.pt
-cp "$work/atto/learning_curve.png" docs/images/learning_curve.png
+"$(dirname "$carpus")/python" docs/learning_curve.py "$work/atto-192" "$work/atto"
 cat <<TEXT
 weights/deimv2-atto-tabletop.pt written; to check it:
   $carpus export weights/deimv2-atto-tabletop.pt --out $work/atto.carpus
