@@ -30,6 +30,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 1.3
 SIZE = (480, 640)
+_LINGER = 1.0  # seconds for the last answer to get through
 
 
 def run_node(bundle: Path, report: Path, count: int, score: float) -> None:
@@ -57,6 +58,7 @@ def run_node(bundle: Path, report: Path, count: int, score: float) -> None:
     while len(samples) < count:
         executor.spin_once(timeout_sec=0.2)
     report.write_text(json.dumps([(sample.latency, sample.inference) for sample in samples]))
+    time.sleep(_LINGER)
     node.close()
 
 
@@ -107,6 +109,7 @@ def run_script(model: Path, names: list[str], report: Path, count: int, score: f
     while len(samples) < count:
         rclpy.spin_once(node, timeout_sec=0.2)
     report.write_text(json.dumps(samples))
+    time.sleep(_LINGER)
 
 
 def ask_in_turn(image: np.ndarray, count: int, children: list[subprocess.Popen[bytes]]) -> int:
@@ -133,7 +136,9 @@ def ask_in_turn(image: np.ndarray, count: int, children: list[subprocess.Popen[b
         if any(child.poll() is not None for child in children):
             raise RuntimeError("one of the two ended early")
     time.sleep(1.0)
-    while all(child.poll() is None for child in children):
+    while any(len(found) < count for found in answers.values()):
+        if any(child.poll() for child in children):
+            raise RuntimeError("one of the two failed; its output is above")
         for name, publisher in publishers.items():
             before = len(answers[name])
             if before >= count:
@@ -144,8 +149,6 @@ def ask_in_turn(image: np.ndarray, count: int, children: list[subprocess.Popen[b
             while len(answers[name]) == before and time.monotonic() < end:
                 rclpy.spin_once(node, timeout_sec=0.1)
             time.sleep(0.01)
-        if all(len(found) >= count for found in answers.values()):
-            break
     rclpy.shutdown()
     if answers["node"][-1] != answers["script"][-1]:
         print(f"note: the node finds {answers['node'][-1]} objects, the script {answers['script'][-1]}")

@@ -121,6 +121,8 @@ def decode_compressed(message: Any) -> np.ndarray:
 
 def _rows(data: np.ndarray, height: int, row: int, step: int) -> np.ndarray:
     """View (height, row) of bytes whose rows start every ``step`` bytes; the last row may lack its padding."""
+    if step == row:
+        return data[: height * row].reshape(height, row)
     return np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
 
 
