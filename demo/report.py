@@ -25,6 +25,7 @@ th:first-child, td:first-child { text-align: left; } thead th { background: var(
 img, video { width: 100%; border-radius: .4rem; } code { font-size: .9em; } .note { opacity: .75; }
 """
 _CLASSES_SHOWN = 12
+_ERRORS = ("max_box_px", "max_score")
 
 
 def write_report(layout: Layout, stages: Sequence[Stage], seconds: Mapping[str, float]) -> None:
@@ -36,8 +37,8 @@ def write_report(layout: Layout, stages: Sequence[Stage], seconds: Mapping[str, 
         seconds: how long each took when it last ran [s].
     """
     out = layout.out
-    before = _read(out / "before.json")
-    after = {name: _read(out / f"after_{name}.json") for name in ("onnxruntime", "openvino")}
+    before = _read(out / "before.json")["metrics"]
+    after = {name: _read(out / f"after_{name}.json")["metrics"] for name in ("onnxruntime", "openvino")}
     manifest = _read(layout.site_bundle / "manifest.json")
     body = "\n".join(
         (
@@ -71,9 +72,9 @@ def _ap_section(before: Mapping[str, Any], after: Mapping[str, Mapping[str, Any]
         for name, value in list(best["per_class"].items())[:_CLASSES_SHOWN]
     ]
     return (
-        f"<h2>Accuracy</h2><p><span class='big'>AP {before['AP']:.3f} &rarr; {best['AP']:.3f}</span> on "
+        f"<h2>Accuracy</h2><p><span class='big'>AP {before['ap']:.3f} &rarr; {best['ap']:.3f}</span> on "
         f"{best['images']} pictures of the site that training never saw (COCO AP, IoU 0.50:0.95)</p>"
-        + _table(("", "AP", "AP50", "AP75"), [(n, *(f"{r[k]:.3f}" for k in ("AP", "AP50", "AP75"))) for n, r in rows])
+        + _table(("", "AP", "AP50", "AP75"), [(n, *(f"{r[k]:.3f}" for k in ("ap", "ap50", "ap75"))) for n, r in rows])
         + _table(("class", "AP before", "AP after"), classes)
     )
 
@@ -86,13 +87,19 @@ def _frames_section(folder: Path) -> str:
 
 
 def _parity_section(manifest: Mapping[str, Any]) -> str:
-    records = manifest["parity"]
-    keys = [key for key in records[0] if not isinstance(records[0][key], (dict, list))]
-    rows = [tuple(_cell(record.get(key)) for key in keys) for record in records]
+    rows = [
+        (
+            f"{record['backend']} {record['precision']}",
+            *(f"{record['metrics'][key]:.2g} (at most {record['thresholds'][key]:g})" for key in _ERRORS),
+            str(record["images"]),
+            "passed" if record["passed"] else "failed",
+        )
+        for record in manifest["parity"]
+    ]
     return (
         "<h2>Parity with the trained network</h2><p>Preprocessing, inference and postprocessing of every exported form "
         "against the torch module, on pictures of the site. An export that misses a limit is not written.</p>"
-        + _table([key.replace("_", " ") for key in keys], rows)
+        + _table(("", "boxes [px]", "scores", "pictures", ""), rows)
     )
 
 
