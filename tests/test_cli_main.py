@@ -61,4 +61,4 @@ def test_errors_become_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["detect", "/nowhere/model.carpus", "/nowhere/image.png", "--out", "/nowhere/out"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("carpus detect: ")
-    assert "/nowhere/model.carpus" in err
+    assert "/nowhere/image.png" in err
