@@ -169,28 +169,28 @@ _LITE = Recipe(
 )
 
 _TABLETOP = Recipe(
-    epochs=34,
+    epochs=13,
     batch_size=8,
     lr=1e-3,
     backbone_lr_factor=1.0,
     clip_norm=0.1,
     warmup_iterations=300,
-    flat_epochs=18,
+    flat_epochs=9,
     final_lr_factor=0.02,
-    no_aug_epochs=3,
+    no_aug_epochs=1,
     augment=AugmentConfig(
         strong_from=1,
-        mosaic_until=8,
-        strong_until=28,
+        mosaic_until=6,
+        strong_until=11,
         mosaic_prob=0.15,
         zoom_out_prob=0.1,
         zoom_out_sides=(1.0, 1.8),
         crop_prob=0.3,
         min_box_size=4.0,
     ),
-    # An epoch at 0.6 of the input size costs less than half of a full one; the early ones need no more.
-    input_scales=((0, 0.6), (16, 0.8), (26, 1.0)),
-    matcher_change_epoch=30,
+    # An epoch at 0.6 of the input size costs less than half of a full one, and the early ones need no more.
+    input_scales=((0, 0.6), (8, 0.8), (10, 1.0)),
+    matcher_change_epoch=12,
     num_denoising=30,
     dense_supervision=True,
     ema_decay=0.998,
