@@ -10,6 +10,8 @@ Outputs whose window leaves the image are redone one by one.
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,6 +24,8 @@ _MOST_COLUMN_STEP = 4  # above, taking columns apart costs as much as Pillow's w
 _MOST_ROW_PHASES = 48  # above, and below the least size, the number of numpy calls outweighs their work
 _MOST_ROW_STEP = 8
 _LEAST_SIZE = 160
+_STRIP_PIXELS = 76_800  # their scratch buffers take a few hundred kilobytes
+_MOST_STRIP_PHASES = 4  # above, so many calls a strip cost more than the cache saves
 
 
 def pillow_resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -93,49 +97,209 @@ def _group(window: _Window, step: int) -> tuple[tuple[int, tuple[int, ...]], ...
     return tuple((weight, tuple(taps)) for (_, weight), taps in ordered)
 
 
-def _add_group(
-    weight: int, sources: list[np.ndarray], total: np.ndarray, term: np.ndarray, *, first: bool = False
-) -> None:
-    """``total += weight * sum(sources)``, or ``=`` for the first group; ``term`` is scratch."""
-    if weight == 1 and len(sources) == 1 and not first:
-        np.add(total, sources[0], out=total)
-        return
-    into = total if first else term
-    if len(sources) == 1:
-        np.multiply(sources[0], weight, out=into, dtype=into.dtype)
-    else:
-        np.add(sources[0], sources[1], out=into, dtype=into.dtype)
-        for source in sources[2:]:
-            np.add(into, source, out=into)
-        if weight != 1:
-            np.multiply(into, weight, out=into, dtype=into.dtype)
-    if not first:
-        np.add(total, term, out=total)
+_Operation = tuple[Callable[..., object], np.ndarray, np.ndarray, np.ndarray]
+"""A numpy function, its two operands, where the result goes; the arrays are views of scratch buffers."""
+
+
+def _widen(source: np.ndarray, _: np.ndarray, out: np.ndarray) -> None:
+    np.copyto(out, source)
+
+
+def _weighted_sum(
+    groups: tuple[tuple[int, list[np.ndarray]], ...], total: np.ndarray, term: np.ndarray
+) -> list[_Operation]:
+    """Operations for ``total = sum of weight * sum(sources)`` over the groups, ``term`` being scratch.
+
+    In floating point every source is weighted by itself: a sum of two might not fit their own type.
+    """
+    if total.dtype != np.uint16:
+        groups = tuple((weight, [source]) for weight, sources in groups for source in sources)
+    operations: list[_Operation] = []
+    for number, (weight, sources) in enumerate(groups):
+        into = term if number else total
+        factor = np.array(weight, total.dtype)
+        if len(sources) == 1:
+            if weight == 1 and number:
+                operations.append((np.add, total, sources[0], total))
+                continue
+            operations.append((np.multiply, sources[0], factor, into))
+        else:
+            operations.append((np.add, sources[0], sources[1], into))
+            operations += [(np.add, into, source, into) for source in sources[2:]]
+            if weight != 1:
+                operations.append((np.multiply, into, factor, into))
+        if number:
+            operations.append((np.add, total, term, total))
+    return operations
+
+
+class _Phase(NamedTuple):
+    """Output rows that lie ``q`` apart: how to sum them, and what divides the sum."""
+
+    operations: list[_Operation]
+    total: np.ndarray
+    rows: slice
+    divisor: int
+
+
+class _Edge(NamedTuple):
+    """An output row whose window leaves the image: its source rows and their weights, which sum to one."""
+
+    row: int
+    sources: np.ndarray
+    weights: np.ndarray
+
+
+class _Strip:
+    """A strip of the image: which source rows it reads, and the prepared operations that make its output rows.
+
+    Shapes never change between images, so every view is made once and a call only runs through the list.
+
+    Args:
+        rows, columns: the axes.
+        shifts: which repetitions of the row phases.
+        source: (height, width) of the image.
+        memory: hands out scratch buffers, which the strips share.
+    """
+
+    def __init__(self, rows: _Axis, columns: _Axis, shifts: range, source: tuple[int, int], memory: _Memory) -> None:
+        first = min(window.first for window in rows.phases) + shifts.start * rows.step
+        end = max(window.first + len(window.weights) for window in rows.phases) + (shifts.stop - 1) * rows.step
+        self.rows = slice(max(first, 0), min(end, source[0]))
+        height, width, step = self.rows.stop - self.rows.start, columns.length, columns.step
+        planes = memory.take("planes", (3, height, source[1]), np.uint8)
+        self.planes = list(planes)
+        self.split: tuple[np.ndarray, list[np.ndarray]] | None = None
+        parts = memory.take("parts", (step, 3 * height, width), np.uint16)
+        narrow = parts[0]
+        self.operations: list[_Operation] = []
+        if step == 2 and sys.byteorder == "little":
+            pairs = planes.view(np.uint16).reshape(3 * height, width)
+            self.operations.append((np.bitwise_and, pairs, np.array(255, np.uint16), parts[0]))
+            self.operations.append((np.right_shift, pairs, np.array(8, np.uint16), parts[1]))
+        elif step > 1:
+            split = memory.take("split", (step, 3 * height, width), np.uint8)
+            self.split = planes.reshape(3 * height, width, step), list(split)
+            self.operations.append((_widen, split, split, parts))
+        else:
+            self.operations.append((_widen, planes.reshape(3 * height, width), planes, parts[0]))
+        if step > 1:
+            narrow = memory.take("narrow", (3 * height, width), np.uint16)
+            self.operations += _column_sums(columns, parts, narrow, memory.take("term", narrow.shape, np.uint16))
+        narrow = narrow.reshape(3, height, width)
+        self.phases: list[_Phase] = []
+        total = columns.phases[0].total
+        dtype = np.uint16 if 255 * total * max(window.total for window in rows.phases) < 1 << 16 else np.float32
+        for phase, window in enumerate(rows.phases):
+            inner = rows.inner(phase)
+            inside = range(max(inner.start, shifts.start), min(inner.stop, shifts.stop))
+            if not inside:
+                continue
+            sums = memory.take(f"sums {dtype.__name__}", (2, 3, len(inside), width), dtype)
+            top = inside.start * rows.step - self.rows.start
+            # Rows are reached by stride, never by a shifted part, so only equal weights matter: a step beyond any tap.
+            groups = tuple(
+                (weight, [narrow[:, top + k :: rows.step][:, : len(inside)] for k in taps])
+                for weight, taps in _group(window, 1 << 30)
+            )
+            count = len(rows.phases)
+            outputs = slice(inside.start * count + phase, (inside.stop - 1) * count + phase + 1, count)
+            self.phases.append(_Phase(_weighted_sum(groups, *sums), sums[0], outputs, total * window.total))
+        self.edges = []
+        for output, (start, weights) in rows.edges.items():
+            if output // len(rows.phases) in shifts:
+                sources = narrow[:, start - self.rows.start :][:, : len(weights)]
+                self.edges.append(_Edge(output, sources, np.array(weights, np.float32) / (sum(weights) * total)))
+
+    def run(self, image: np.ndarray, out: np.ndarray, scale: np.ndarray) -> None:
+        """See :meth:`PolyphaseResizer.__call__`; only this strip's rows of ``out`` are filled."""
+        cv2.split(image[self.rows], self.planes)
+        if self.split is not None:
+            cv2.split(*self.split)
+        for operation, first, second, into in self.operations:
+            operation(first, second, into)
+        for phase in self.phases:
+            for operation, first, second, into in phase.operations:
+                operation(first, second, into)
+            np.multiply(phase.total, scale / np.float32(phase.divisor), out[:, phase.rows], dtype=np.float32)
+        for edge in self.edges:
+            out[:, edge.row] = np.einsum("k,ckw->cw", edge.weights, edge.sources) * scale[:, 0]
+
+
+class _Memory:
+    """Scratch buffers by name; asking again gives the same memory, in another shape."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        """A buffer of the shape; asked for a larger one than before, it is new memory."""
+        size = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].size < size:
+            self._buffers[name] = np.zeros(size, dtype)
+        return self._buffers[name][:size].reshape(shape)
+
+
+def _column_sums(columns: _Axis, parts: np.ndarray, narrow: np.ndarray, term: np.ndarray) -> list[_Operation]:
+    """Operations for the weighted sums over columns.
+
+    Rows follow each other in the flat arrays, so a window past a row's end takes pixels of the neighbour row; these are
+    taken off again afterwards, a tap at a time.
+
+    Args:
+        columns: the axis.
+        parts: (step, rows, W) uint16, the columns ``step * x + k`` in ``parts[k]``.
+        narrow: (rows, W) uint16 for the sums, not yet divided by the weights' total.
+        term: scratch, like ``narrow``.
+    """
+    step, window = columns.step, columns.phases[0]
+    flat, total, scratch = parts.reshape(step, -1), narrow.reshape(-1), term.reshape(-1)
+    operations: list[_Operation] = []
+    for weight, taps in _group(window, step):
+        shift = taps[0] // step
+        fed = slice(max(-shift, 0), len(total) - max(shift, 0))
+        read = slice(max(shift, 0), len(total) + min(shift, 0))
+        groups: tuple[tuple[int, list[np.ndarray]], ...] = ((weight, [flat[k % step, read] for k in taps]),)
+        if operations:
+            groups = ((1, [total[fed]]), *groups)
+        operations += _weighted_sum(groups, total[fed], scratch[fed])[1 if operations else 0 :]
+    for k, weight in enumerate(window.weights, window.first):
+        shift, part = k // step, parts[k % step]
+        for output in range(max(-shift, 0)):
+            wrong = part[:-1, output + shift]
+            operations += _taken_off(narrow[1:, output], wrong, weight, term[1:, 0])
+        for output in range(narrow.shape[1] - max(shift, 0), narrow.shape[1]):
+            wrong = part[1:, output + shift - narrow.shape[1]]
+            operations += _taken_off(narrow[:-1, output], wrong, weight, term[1:, 0])
+    return operations
+
+
+def _taken_off(total: np.ndarray, wrong: np.ndarray, weight: int, term: np.ndarray) -> list[_Operation]:
+    if weight == 1:
+        return [(np.subtract, total, wrong, total)]
+    return [(np.multiply, wrong, np.array(weight, np.uint16), term), (np.subtract, total, term, total)]
 
 
 class PolyphaseResizer:
     """Resizes and scales images of one size, keeping its scratch buffers.
 
+    The image is taken in strips of rows, so that what one pass leaves is still in the cache when the next reads it.
+
     Use :meth:`plan`, which answers None for the sizes that this method is not good at.
     """
 
     def __init__(self, source: tuple[int, int], target: tuple[int, int]) -> None:
-        self._rows, self._columns = _axis(source[0], target[0]), _axis(source[1], target[1])
-        height, width = source
-        step = self._columns.step
-        self._column_total = self._columns.phases[0].total
-        self._column_groups = _group(self._columns.phases[0], step)
-        # Rows are reached by stride, never by a shifted part, so only equal weights matter: a step beyond any tap.
-        self._row_groups = [_group(window, 1 << 30) for window in self._rows.phases]
-        self._shifts = [self._rows.inner(phase) for phase in range(len(self._rows.phases))]
-        row_total = max(window.total for window in self._rows.phases)
-        dtype = np.uint16 if 255 * self._column_total * row_total < 1 << 16 else np.float32
-        self._planes = np.empty((3, height, width), np.uint8)
-        self._parts = np.empty((step, 3 * height * width // step), np.uint8)
-        self._narrow = np.empty(3 * height * target[1], np.uint16)
-        self._term = np.empty_like(self._narrow)
-        self._sum = np.empty((3, max(map(len, self._shifts)), target[1]), dtype)
-        self._row_term = np.empty_like(self._sum)
+        rows, columns = _axis(source[0], target[0]), _axis(source[1], target[1])
+        memory = _Memory()
+        count = rows.length // len(rows.phases)
+        wanted = max(1, round(source[0] * source[1] / _STRIP_PIXELS)) if len(rows.phases) <= _MOST_STRIP_PHASES else 1
+        height = -(-count // wanted)
+        shifts = [range(start, min(start + height, count)) for start in range(0, count, height)]
+        shifts.sort(key=lambda item: len(item) * 2 - (item.start == 0) - (item.stop == count), reverse=True)
+        self._strips = [_Strip(rows, columns, item, source, memory) for item in shifts]
+        self._edges = [
+            (output, np.float32(columns.phases[0].total / window.total)) for output, window in columns.edges.items()
+        ]
 
     @classmethod
     def plan(cls, source: tuple[int, int], target: tuple[int, int]) -> PolyphaseResizer | None:
@@ -161,54 +325,8 @@ class PolyphaseResizer:
             out: (3, H, W) float32, rows contiguous, filled with ``scale[c] * resized[..., c]``.
             scale: (3,) float32.
         """
-        cv2.split(image, list(self._planes))
-        narrow = self._sum_columns()
-        count = len(self._rows.phases)
-        for phase, (window, shifts) in enumerate(zip(self._rows.phases, self._shifts, strict=True)):
-            if shifts:
-                total = self._sum_rows(narrow, phase, shifts)
-                target = out[:, shifts.start * count + phase :: count][:, : len(shifts)]
-                factors = scale / np.float32(self._column_total * window.total)
-                for channel in range(3):
-                    np.multiply(total[channel], factors[channel], out=target[channel], dtype=np.float32)
-        for output, window in self._rows.edges.items():
-            weights = np.array(window.weights, np.float32) / np.float32(window.total * self._column_total)
-            rows = narrow[:, window.first : window.first + len(weights)]
-            out[:, output] = np.einsum("k,ckw->cw", weights, rows) * scale[:, None]
-        for output, window in self._columns.edges.items():
-            out[:, :, output] *= np.float32(self._column_total / window.total)
-
-    def _sum_columns(self) -> np.ndarray:
-        """Weighted sums over columns, (3, h, W); not yet divided by the weights' total."""
-        step = self._columns.step
-        if step == 1:
-            return self._planes
-        height = self._planes.shape[1]
-        cv2.split(self._planes.reshape(3 * height, -1, step), [part.reshape(3 * height, -1) for part in self._parts])
-        total, term = self._narrow, self._term
-        # Rows follow each other in these flat arrays, so a shift past a row's end takes the neighbour row's pixel; only
-        # the outputs at the edges see it, and those are redone below.
-        for number, (weight, taps) in enumerate(self._column_groups):
-            shift = taps[0] // step
-            fed = slice(max(-shift, 0), len(total) - max(shift, 0))
-            read = slice(max(shift, 0), len(total) + min(shift, 0))
-            sources = [self._parts[k % step][read] for k in taps]
-            _add_group(weight, sources, total[fed], term[fed], first=number == 0)
-        narrow = total.reshape(3, height, -1)
-        for output, (first, weights) in self._columns.edges.items():
-            column = np.zeros(narrow.shape[:2], np.uint16)
-            for k, weight in enumerate(weights, first):
-                column += np.multiply(self._planes[:, :, k], weight, dtype=np.uint16)  # numpy 1 would stay in 8 bits
-            narrow[:, :, output] = column
-        return narrow
-
-    def _sum_rows(self, narrow: np.ndarray, phase: int, shifts: range) -> np.ndarray:
-        """Weighted sums over rows for one phase, (3, len(shifts), W); not yet divided by the weights' total."""
-        step, groups = self._rows.step, self._row_groups[phase]
-        total, term = self._sum[:, : len(shifts)], self._row_term[:, : len(shifts)]
-        for number, (weight, taps) in enumerate(groups):
-            sources = [narrow[:, shifts.start * step + k :: step][:, : len(shifts)] for k in taps]
-            if weight == 1 and len(groups) == len(taps) == 1:
-                return sources[0]
-            _add_group(weight, sources, total, term, first=number == 0)
-        return total
+        factors = scale[:, None, None]
+        for strip in self._strips:
+            strip.run(image, out, factors)
+        for output, factor in self._edges:
+            out[:, :, output] *= factor
