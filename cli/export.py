@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from carpus.export.images import folder_images, procedural_images
-from carpus.export.pipeline import export_bundle
-from carpus.export.source import load_source, read_class_names
 from carpus.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -64,6 +61,13 @@ class Export:
         """Do it; returns the exit code."""
         if self.num_images < 1:
             raise DataError(f"--num-images: expected at least 1, got {self.num_images}")
+        if not 0.0 <= self.score <= 1.0:
+            raise DataError(f"--score: expected 0 to 1, got {self.score}")
+        # Here, because they bring torch, which --help and a wrong option need not wait for.
+        from carpus.export.images import folder_images, procedural_images
+        from carpus.export.pipeline import export_bundle
+        from carpus.export.source import load_source
+
         source = load_source(
             self.checkpoint,
             family=self.family,
@@ -96,6 +100,8 @@ class Export:
         if self.class_names is not None and self.dataset is not None:
             raise DataError("give --class-names or --dataset, not both")
         if self.class_names is not None:
+            from carpus.export.source import read_class_names
+
             return read_class_names(self.class_names)
         if self.dataset is not None:
             from carpus.models.data.coco import locate_split

@@ -65,7 +65,7 @@ class _Runner:
         self._marks = layout.out / "done"
         self._marks.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256(layout.weights.read_bytes())
-        for room in ("export", "models", "runtime", "sim"):
+        for room in ("cli", "export", "models", "ros_ws/src", "runtime", "sim"):
             for source in sorted((ROOT / room).rglob("*.py")):
                 digest.update(source.read_bytes())
         self._key = digest.hexdigest()
@@ -123,13 +123,24 @@ def _call(command: tuple[str, ...], stdout: Path | None = None) -> int:
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     interrupted = False
-    while True:
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            interrupted = True
-            continue
-        return 130 if interrupted else code
+
+    def terminated(number: int, frame: object) -> None:
+        # Unlike Ctrl-C in a terminal this reached us alone; the command puts its work away as it does for that.
+        nonlocal interrupted
+        interrupted = True
+        process.send_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        while True:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+                continue
+            return 130 if interrupted else code
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _shown(command: tuple[str, ...]) -> str:

@@ -76,6 +76,11 @@ class ExportSource:
     checkpoint_sha256: str | None = None
     recipe: tuple[tuple[str, str], ...] = ()
 
+    def __post_init__(self) -> None:
+        for field_name in ("name", "licence"):
+            if not getattr(self, field_name).strip():
+                raise DataError(f"{field_name}: expected some text, got {getattr(self, field_name)!r}")
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -149,12 +154,13 @@ def export_bundle(
     pictures = list(procedural_images(_PROCEDURAL_IMAGES) if images is None else images)
     if not pictures:
         raise DataError("export: expected at least one picture for the parity gate, got none")
-    BundleWriter(out)  # refuses an unusable target before the long work
+    # What cannot be used is refused before the long work.
+    BundleWriter(out)
+    spec = Postprocess(top_k=family.top_k, score_threshold=score_threshold)
 
     if network is None:
         say(f"exporting {source.family} {source.variant} to ONNX, opset {OPSET}")
         network = export_network(source)
-    spec = Postprocess(top_k=family.top_k, score_threshold=score_threshold)
     trained = family.preprocess(source.input_size)
     draft = _draft(source, network, trained if preprocess is None else preprocess, spec, created)
     metadata = manifest_metadata(draft, stride=family.stride)

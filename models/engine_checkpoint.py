@@ -8,8 +8,6 @@ renamed, and are loaded without executing code (``weights_only``).
 from __future__ import annotations
 
 import os
-import pickle
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from carpus.models.data.coco import CategoryMap
+from carpus.models.torch_file import load_plain
 from carpus.runtime.errors import DataError
 
 __all__ = [
@@ -79,7 +78,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         DataError: missing, unreadable, no Carpus checkpoint, or of another version.
     """
-    content = _read(path)
+    content = load_plain(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{path} is not a Carpus training checkpoint (no format entry {FORMAT!r}).")
     if content.get("version") != VERSION:
@@ -92,22 +91,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def is_training_checkpoint(path: Path) -> bool:
     """Whether a file is a Carpus training checkpoint of any version."""
     try:
-        content = _read(path)
+        content = load_plain(path)
     except DataError:
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
-
-
-def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise DataError(f"Checkpoint {path} does not exist.")
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or is cut off.")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"Checkpoint {path} cannot be read: {reason}") from error
 
 
 def load_trained_weights(path: Path) -> TrainedWeights:

@@ -31,9 +31,10 @@ def check_sizes(model_config: DEIMv2Config, recipe: Recipe) -> None:
         height, width = size_at(start, model_config.input_size, ((start, factor),))
         positions = sum((height // stride) * (width // stride) for stride in model_config.feature_strides)
         if positions < queries:
+            of = "" if factor == 1.0 else f" (the factor {factor:g} of input_scales from epoch {start})"
             raise DataError(
-                f"Input of {height} x {width} px has {positions} positions for {queries} queries of "
-                f"{model_config.variant}; take a larger input size or factor."
+                f"Input of {height} x {width} px{of} has {positions} positions for {queries} queries of "
+                f"{model_config.variant}; take a larger input size{' or `--input-scales 0 1.0`' if of else ''}."
             )
 
 

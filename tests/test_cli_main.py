@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from dataclasses import is_dataclass
 
 import pytest
@@ -55,6 +57,20 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         main([*name.split(), "--help"])
     assert stop.value.code == 0
     assert f"carpus {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [(["--score", "1.5"], "--score: expected 0 to 1, got 1.5"), (["--num-images", "0"], "--num-images: expected at")],
+)
+def test_export_refuses_before_it_loads_torch(option: list[str], message: str) -> None:
+    code = (
+        "import sys; from carpus.cli.main import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules; "
+    )
+    argv = [sys.executable, "-c", code + "sys.exit(code)", "export", "absent.pt", "--out", "x.carpus", *option]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
 
 
 def test_errors_become_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

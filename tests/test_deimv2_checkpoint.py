@@ -145,8 +145,9 @@ def _spoil_type(path: Path) -> None:
     ("name", "write", "message"),
     [
         ("none.pth", lambda p: None, "does not exist"),
-        ("text.pth", lambda p: p.write_text("no"), "cannot be read without running code"),
-        ("evil.pth", lambda p: torch.save({"model": Evil()}, p), "cannot be read without running code"),
+        ("text.pth", lambda p: p.write_text("no"), "is no file that torch.save wrote, or"),
+        ("picture.pth", lambda p: p.write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF"), "is no file that torch.save wrote, or"),
+        ("evil.pth", lambda p: torch.save({"model": Evil()}, p), "is no file that torch.save wrote, or"),
         ("empty.pth", lambda p: torch.save({"model": {}}, p), "holds no weights"),
         ("list.pth", lambda p: torch.save([torch.zeros(1)], p), "holds no weights"),
         ("short.safetensors", lambda p: p.write_bytes(b"abc"), "cut off or no safetensors file"),

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from carpus.runtime.backends import BACKENDS, available_backends, open_backend
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.errors import BackendError, BundleError, DataError
 from carpus.runtime.latency import describe_machine, measure_latency
-from carpus.runtime.spec import TensorSpec
+from carpus.runtime.spec import ParityRecord, TensorSpec
 from tests.tiny_detector import coloured_image, tiny_manifest, tiny_onnx, write_tiny_bundle
 
 NAMES = ("openvino", "onnxruntime")
@@ -355,6 +356,17 @@ def test_no_backend_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     message = r"no installed backend can load its artefacts .*pip install 'carpus\[openvino\]' or"
     with pytest.raises(BackendError, match=message):
         Detector.open(folder)
+
+
+def test_auto_prefers_what_the_export_measured(tmp_path: Path) -> None:
+    path = write_tiny_bundle(tmp_path / "onnx.carpus", formats=("onnx",))
+    with Bundle.open(path) as bundle:
+        for backend in ("onnxruntime", "openvino"):
+            record = ParityRecord(backend, "1", "fp32", 8, {"max_box_px": 0.0}, {"max_box_px": 0.05}, True)
+            measured = dataclasses.replace(bundle.manifest, parity=(record,))
+            failed = dataclasses.replace(bundle.manifest, parity=(dataclasses.replace(record, passed=False),))
+            assert available_backends(SimpleNamespace(manifest=measured))[0] == backend
+            assert available_backends(SimpleNamespace(manifest=failed)) == available_backends(bundle)
 
 
 def test_backends_take_the_formats_there_are(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,15 @@ def test_evaluation_runs_a_detector_over_all_images(dataset: CocoDataset) -> Non
     metrics = evaluate_coco(predict, dataset, batch_size=4, progress=lambda done, total: told.append((done, total)))
     assert metrics.ap == pytest.approx(1.0)
     assert (seen, told) == ([4, 2], [(4, 6), (6, 6)])
+
+
+def test_a_dataset_without_objects_is_refused(dataset: CocoDataset) -> None:
+    def bare(image: CocoImage) -> CocoImage:
+        return replace(image, crowd=np.ones_like(image.crowd))
+
+    crowds = replace(dataset, images=tuple(map(bare, dataset.images)))
+    with pytest.raises(DataError, match=r"annotations.json: none of the 6 images has an object of these classes"):
+        evaluate_coco(lambda images: pytest.fail("ran before it was refused"), crowds)
 
 
 def test_answers_that_do_not_fit_are_refused(dataset: CocoDataset) -> None:

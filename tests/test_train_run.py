@@ -201,7 +201,10 @@ def test_diverged_training_says_so_and_keeps_its_checkpoint(root: Path, tmp_path
     ("change", "message"),
     [
         ({"input_size": (96, 96)}, "Input of 96 x 96 px has 45 positions for 100 queries of atto"),
-        ({"recipe": replace(RECIPE, input_scales=((0, 0.5),))}, "take a larger input size or factor"),
+        (
+            {"recipe": replace(RECIPE, input_scales=((0, 0.5),))},
+            r"\(the factor 0.5 of input_scales from epoch 0\) has ",
+        ),
         ({"init": Path("/nowhere.pt")}, "Checkpoint /nowhere.pt to start from does not exist"),
         ({"variant": "huge"}, "unknown variant 'huge'"),
         ({"val": Path("/nowhere")}, "No dataset at /nowhere"),

@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from carpus.models.deimv2.model import DEIMv2
+from carpus.models.torch_file import load_plain
 from carpus.runtime.errors import DataError
 
 __all__ = ["LoadReport", "load_into", "load_state", "read_state"]
@@ -65,18 +64,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
             ``state_dict`` or at the top.
 
     Raises:
-        DataError: missing, unreadable without running code from it, or without weights.
+        DataError: missing, unreadable (see `load_plain`), or without weights.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"checkpoint {path} does not exist or is no file")
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" and path.is_file():
         return _plain_names(_read_safetensors(path))
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"checkpoint {path} cannot be read without running code from it: {reason}") from error
+    content = load_plain(path)
     for keys in (("ema", "module"), ("model",), ("state_dict",), ()):
         found = content
         for key in keys:

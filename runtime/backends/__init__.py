@@ -68,13 +68,24 @@ _X86 = ("openvino", "onnxruntime")
 _OTHER = ("onnxruntime", "openvino")
 
 
-def available_backends(bundle: Bundle) -> tuple[str, ...]:
+def available_backends(bundle: Bundle, precision: str | None = None) -> tuple[str, ...]:
     """Backends that are installed here and can load the bundle, the one that "auto" takes first.
 
-    OpenVINO goes first on x86 processors, ONNX Runtime elsewhere.
+    Those whose artefact passed the export's parity gate go before those that nobody measured; among equals OpenVINO
+    goes first on x86 processors, ONNX Runtime elsewhere.
+
+    Args:
+        bundle: the open bundle.
+        precision: precision of the artefact, or None for any.
     """
     order = _X86 if platform.machine().lower() in ("x86_64", "amd64") else _OTHER
-    return tuple(name for name in order if BACKENDS[name].installed and _artefact(bundle, BACKENDS[name], None))
+    measured = {(record.backend, record.precision) for record in bundle.manifest.parity if record.passed}
+    usable = []
+    for name in order:
+        artefact = _artefact(bundle, BACKENDS[name], precision) if BACKENDS[name].installed else None
+        if artefact is not None:
+            usable.append(((name, artefact.precision) not in measured, name))
+    return tuple(name for _, name in sorted(usable, key=lambda item: item[0]))
 
 
 def open_backend(
@@ -100,7 +111,7 @@ def open_backend(
         raise BackendError(f"num_threads: expected at least 1, or None for the backend's choice, got {num_threads}")
     has = ", ".join(f"{item.format} {item.precision}" for item in bundle.manifest.artefacts)
     if backend == "auto":
-        usable = [name for name in available_backends(bundle) if _artefact(bundle, BACKENDS[name], precision)]
+        usable = available_backends(bundle, precision)
         if not usable:
             missing = [info.install for info in BACKENDS.values() if not info.installed]
             wanted = f"{precision} artefacts" if precision else "artefacts"

@@ -64,7 +64,12 @@ class DetectorNode(LifecycleNode):
         self._clock_watch = ClockWatch()
         self._debug_message, self._debug_buffer = Image(), ImageBuffer()
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", RELIABLE)
-        self.add_on_set_parameters_callback(self._on_parameters)
+        self.add_on_set_parameters_callback(self._check_parameters)
+        # Humble has no callback for values that were accepted; there they are taken when they are checked.
+        after = getattr(self, "add_post_set_parameters_callback", None)
+        self._apply_on_check = after is None
+        if after is not None:
+            after(self._apply_parameters)
         # A steady clock, so that a stopped or jumping clock cannot silence the diagnostics.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(float(self._value("diagnostics_period")), self._report, clock=steady)
@@ -276,7 +281,7 @@ class DetectorNode(LifecycleNode):
 
         return Settings(float(value("score_threshold")), as_names(value("classes")), int(value("max_detections")))
 
-    def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
+    def _check_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         changes = {parameter.name: parameter.value for parameter in parameters}
         reason = refusal(PARAMETERS, changes, configured=self._detector is not None)
         if reason is None and self._detector is not None:
@@ -286,13 +291,19 @@ class DetectorNode(LifecycleNode):
                 reason = f"classes: the model has no class {unknown[0]!r}; it has {', '.join(known)}"
         if reason is not None:
             return SetParametersResult(successful=False, reason=reason)
-        if self._pipeline is not None:
-            before, after = self._pipeline.settings, self._settings(changes)
-            if after != before:
-                self._pipeline.settings = after
-                if after.score_threshold != before.score_threshold and self._stage == "active":
-                    self._publish_labels(after.score_threshold)
+        if self._apply_on_check:
+            self._apply_parameters(parameters)
         return SetParametersResult(successful=True)
+
+    def _apply_parameters(self, parameters: list[Parameter]) -> None:
+        if self._pipeline is None:
+            return
+        before = self._pipeline.settings
+        after = self._settings({parameter.name: parameter.value for parameter in parameters})
+        if after != before:
+            self._pipeline.settings = after
+            if after.score_threshold != before.score_threshold and self._stage == "active":
+                self._publish_labels(after.score_threshold)
 
     # Reports
 
