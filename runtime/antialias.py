@@ -134,20 +134,12 @@ def _weighted_sum(
 
 
 class _Phase(NamedTuple):
-    """Output rows that lie ``q`` apart: how to sum them, and what divides the sum."""
+    """Output rows that are summed alike: how, where the sums are, where they go and what divides them."""
 
     operations: list[_Operation]
     total: np.ndarray
     rows: slice
     divisor: int
-
-
-class _Edge(NamedTuple):
-    """An output row whose window leaves the image: its source rows and their weights, which sum to one."""
-
-    row: int
-    sources: np.ndarray
-    weights: np.ndarray
 
 
 class _Strip:
@@ -168,62 +160,90 @@ class _Strip:
         self.rows = slice(max(first, 0), min(end, source[0]))
         height, width, step = self.rows.stop - self.rows.start, columns.length, columns.step
         planes = memory.take("planes", (3, height, source[1]), np.uint8)
-        self.planes = list(planes)
-        self.split: tuple[np.ndarray, list[np.ndarray]] | None = None
+        self._planes = list(planes)
+        self._split: tuple[np.ndarray, list[np.ndarray]] | None = None
         parts = memory.take("parts", (step, 3 * height, width), np.uint16)
         narrow = parts[0]
-        self.operations: list[_Operation] = []
+        self._operations: list[_Operation] = []
         if step == 2 and sys.byteorder == "little":
             pairs = planes.view(np.uint16).reshape(3 * height, width)
-            self.operations.append((np.bitwise_and, pairs, np.array(255, np.uint16), parts[0]))
-            self.operations.append((np.right_shift, pairs, np.array(8, np.uint16), parts[1]))
+            self._operations.append((np.bitwise_and, pairs, np.array(255, np.uint16), parts[0]))
+            self._operations.append((np.right_shift, pairs, np.array(8, np.uint16), parts[1]))
         elif step > 1:
             split = memory.take("split", (step, 3 * height, width), np.uint8)
-            self.split = planes.reshape(3 * height, width, step), list(split)
-            self.operations.append((_widen, split, split, parts))
+            self._split = planes.reshape(3 * height, width, step), list(split)
+            self._operations.append((_widen, split, split, parts))
         else:
-            self.operations.append((_widen, planes.reshape(3 * height, width), planes, parts[0]))
+            self._operations.append((_widen, planes.reshape(3 * height, width), planes, parts[0]))
         if step > 1:
             narrow = memory.take("narrow", (3 * height, width), np.uint16)
-            self.operations += _column_sums(columns, parts, narrow, memory.take("term", narrow.shape, np.uint16))
+            self._operations += _column_sums(columns, parts, narrow, memory.take("term", narrow.shape, np.uint16))
         narrow = narrow.reshape(3, height, width)
-        self.phases: list[_Phase] = []
-        total = columns.phases[0].total
-        dtype = np.uint16 if 255 * total * max(window.total for window in rows.phases) < 1 << 16 else np.float32
+        self._sums = _RowSums(narrow, memory, rows, self.rows.start, columns.phases[0].total)
+        count = len(rows.phases)
         for phase, window in enumerate(rows.phases):
             inner = rows.inner(phase)
             inside = range(max(inner.start, shifts.start), min(inner.stop, shifts.stop))
-            if not inside:
-                continue
-            sums = memory.take(f"sums {dtype.__name__}", (2, 3, len(inside), width), dtype)
-            top = inside.start * rows.step - self.rows.start
-            # Rows are reached by stride, never by a shifted part, so only equal weights matter: a step beyond any tap.
-            groups = tuple(
-                (weight, [narrow[:, top + k :: rows.step][:, : len(inside)] for k in taps])
-                for weight, taps in _group(window, 1 << 30)
-            )
-            count = len(rows.phases)
-            outputs = slice(inside.start * count + phase, (inside.stop - 1) * count + phase + 1, count)
-            self.phases.append(_Phase(_weighted_sum(groups, *sums), sums[0], outputs, total * window.total))
-        self.edges = []
-        for output, (start, weights) in rows.edges.items():
-            if output // len(rows.phases) in shifts:
-                sources = narrow[:, start - self.rows.start :][:, : len(weights)]
-                self.edges.append(_Edge(output, sources, np.array(weights, np.float32) / (sum(weights) * total)))
+            if inside:
+                outputs = slice(inside.start * count + phase, (inside.stop - 1) * count + phase + 1, count)
+                self._sums.add(window, inside.start * rows.step, outputs)
+        for output, window in rows.edges.items():
+            if output // count in shifts:
+                self._sums.add(window, 0, slice(output, output + 1))
+        self._outputs = slice(shifts.start * count, shifts.stop * count)
 
     def run(self, image: np.ndarray, out: np.ndarray, scale: np.ndarray) -> None:
         """See :meth:`PolyphaseResizer.__call__`; only this strip's rows of ``out`` are filled."""
-        cv2.split(image[self.rows], self.planes)
-        if self.split is not None:
-            cv2.split(*self.split)
-        for operation, first, second, into in self.operations:
+        cv2.split(image[self.rows], self._planes)
+        if self._split is not None:
+            cv2.split(*self._split)
+        for operation, first, second, into in self._operations:
             operation(first, second, into)
-        for phase in self.phases:
+        for phase in self._sums.phases:
             for operation, first, second, into in phase.operations:
                 operation(first, second, into)
-            np.multiply(phase.total, scale / np.float32(phase.divisor), out[:, phase.rows], dtype=np.float32)
-        for edge in self.edges:
-            out[:, edge.row] = np.einsum("k,ckw->cw", edge.weights, edge.sources) * scale[:, 0]
+            np.copyto(out[:, phase.rows], phase.total)
+        # Almost all rows have one divisor, so that one pass over memory that lies together scales them.
+        rows, divisor = out[:, self._outputs], self._sums.divisor
+        np.multiply(rows, scale / np.float32(divisor), rows)
+        for phase in self._sums.phases:
+            if phase.divisor != divisor:
+                rows = out[:, phase.rows]
+                np.multiply(rows, np.float32(divisor / phase.divisor), rows)
+
+
+class _RowSums:
+    """Collects the phases of a strip.
+
+    Args:
+        narrow: (3, h, W) sums over columns.
+        memory: hands out scratch buffers.
+        rows: the axis.
+        first_row: the source row that is row 0 of ``narrow``.
+        column_total: what divides ``narrow``.
+    """
+
+    def __init__(self, narrow: np.ndarray, memory: _Memory, rows: _Axis, first_row: int, column_total: int) -> None:
+        self._narrow, self._memory, self._step, self._first_row = narrow, memory, rows.step, first_row
+        self._column_total = column_total
+        greatest = 255 * column_total * max(window.total for window in rows.phases)
+        self._dtype = np.uint16 if greatest < 1 << 16 else np.float32
+        self.phases: list[_Phase] = []
+        self.divisor = column_total * rows.phases[0].total
+
+    def add(self, window: _Window, shift: int, outputs: slice) -> None:
+        """The rows ``outputs``: the window moved on by ``shift`` source rows, and then by the axis's step a row."""
+        count = len(range(outputs.start, outputs.stop, outputs.step or 1))
+        first = shift - self._first_row
+        # Rows are reached by stride, never by a shifted part, so only equal weights matter: a step beyond any tap.
+        groups = tuple(
+            (weight, [self._narrow[:, first + k :: self._step][:, :count] for k in taps])
+            for weight, taps in _group(window, 1 << 30)
+        )
+        shape = (2, 3, count, self._narrow.shape[2])
+        total, term = self._memory.take(f"sums {self._dtype.__name__}", shape, self._dtype)
+        operations = _weighted_sum(groups, total, term)
+        self.phases.append(_Phase(operations, total, outputs, self._column_total * window.total))
 
 
 class _Memory:

@@ -215,14 +215,14 @@ class Detector:
             raise DataError(f"batch_size: expected at least 1, got {batch_size}")
         step = self._fixed_batch or batch_size
         found: list[Detections] = []
-        timing = np.zeros(3)
+        timing = [0.0, 0.0, 0.0]
         with self._lock:
             for start in range(0, len(images), step):
                 part = images[start : start + step]
                 detections, seconds = self._detect(part, start, len(images), color)
                 found += detections
-                timing += seconds
-            self._last_timing = Timing(*(float(value) for value in timing))
+                timing = [before + now for before, now in zip(timing, seconds, strict=True)]
+            self._last_timing = Timing(*timing)
         return found
 
     def raw(

@@ -47,7 +47,8 @@ def postprocess(
         BackendError: the outputs hold NaN or infinity.
     """
     for name, values in ((spec.logits, logits), (spec.boxes, boxes)):
-        if not np.isfinite(values).all():
+        # One not finite makes the sum so; one pass without an array of answers.
+        if not math.isfinite(np.add.reduce(values, axis=None)) and not np.isfinite(values).all():
             raise BackendError(
                 f"output {name!r}: {np.count_nonzero(~np.isfinite(values))} of {values.size} values are NaN or "
                 "infinite; no detections were made from them. Check the model with `carpus verify`"
@@ -69,7 +70,9 @@ def postprocess(
     xyxy = transform.to_source(xyxy)
     height, width = transform.source_size
     np.clip(xyxy, 0.0, (width, height, width, height), out=xyxy)
-    return Detections(xyxy, score, class_id, class_names, transform.source_size)
+    return Detections.trusted(
+        xyxy.astype(np.float32), score, class_id.astype(np.int64), class_names, transform.source_size
+    )
 
 
 def select_top(values: np.ndarray, count: int, least: float = -math.inf) -> np.ndarray:
@@ -80,7 +83,7 @@ def select_top(values: np.ndarray, count: int, least: float = -math.inf) -> np.n
         count: most indices to return.
         least: lower bound.
     """
-    candidates = np.flatnonzero(values >= least) if least > -math.inf else np.arange(len(values))
+    candidates = (values >= least).nonzero()[0] if least > -math.inf else np.arange(len(values))
     found = values[candidates]
     if len(candidates) > count:
         cut = np.partition(found, len(found) - count)[len(found) - count]
@@ -88,13 +91,16 @@ def select_top(values: np.ndarray, count: int, least: float = -math.inf) -> np.n
         tied = np.flatnonzero(found == cut)[: count - np.count_nonzero(above)]
         above[tied] = True
         candidates, found = candidates[above], found[above]
-    return candidates[np.argsort(-found, kind="stable")]
+    return candidates[(-found).argsort(kind="stable")]
 
 
 def cxcywh_to_xyxy(boxes: np.ndarray) -> np.ndarray:
     """Boxes (N, 4) from centre and size to corners, in the same unit."""
     half = boxes[:, 2:] * 0.5
-    return np.concatenate((boxes[:, :2] - half, boxes[:, :2] + half), axis=1)
+    xyxy = np.empty_like(boxes)
+    np.subtract(boxes[:, :2], half, out=xyxy[:, :2])
+    np.add(boxes[:, :2], half, out=xyxy[:, 2:])
+    return xyxy
 
 
 def _logit(score: float) -> float:

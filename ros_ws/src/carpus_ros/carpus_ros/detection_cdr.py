@@ -25,6 +25,7 @@ _LITTLE_ENDIAN_CDR = b"\x00\x01\x00\x00"
 # geometry_msgs/PoseWithCovariance as its message starts out: position 0, orientation (0, 0, 0, 1), covariance 0.
 _POSE = struct.pack("<7d36d", 0, 0, 0, 0, 0, 0, 1, *[0.0] * 36)
 _NO_ID = struct.pack("<IB", 1, 0)
+_SCORE, _BOX = struct.Struct("<d"), struct.Struct("<5d")
 
 
 class DetectionEncoder:
@@ -60,17 +61,17 @@ class DetectionEncoder:
         names = detections.class_names
         xyxy = detections.xyxy[:count].astype(np.float64)
         centre, size = (xyxy[:, :2] + xyxy[:, 2:]) * 0.5, xyxy[:, 2:] - xyxy[:, :2]
-        boxes = np.column_stack((centre, np.zeros(count), size)).astype("<f8")
+        boxes = np.column_stack((centre, np.zeros(count), size)).tolist()
         scores = detections.score[:count].tolist()
         classes = detections.class_id[:count].tolist()
-        for row, (score, class_id) in enumerate(zip(scores, classes, strict=True)):
+        for box, score, class_id in zip(boxes, scores, classes, strict=True):
             _align(out, 4)
             template, score_at, box_at = self._template(header.frame_id, names[class_id], len(out) % 8)
             start = len(out)
             out += template
             out[start : start + 8] = stamp
-            struct.pack_into("<d", out, start + score_at, score)
-            out[start + box_at : start + box_at + 40] = boxes[row].tobytes()
+            _SCORE.pack_into(out, start + score_at, score)
+            _BOX.pack_into(out, start + box_at, *box)
         return _LITTLE_ENDIAN_CDR + bytes(out)
 
     def _template(self, frame_id: str, name: str, phase: int) -> tuple[bytes, int, int]:

@@ -38,7 +38,7 @@ __all__ = ["DetectorNode", "main"]
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _STEADY = time.perf_counter
-_YIELD = 5e-5  # seconds
+_LEAST_YIELD, _MOST_YIELD = 5e-5, 5e-3  # seconds
 
 
 class DetectorNode(LifecycleNode):
@@ -238,14 +238,16 @@ class DetectorNode(LifecycleNode):
         if worker is None:
             return
         self._statistics.count("received")
+        if worker.put(Frame(message, arrived)):
+            self._statistics.count("dropped")
         stamp = message.header.stamp
         odd = self._stamps.check(stamp.sec * 1_000_000_000 + stamp.nanosec)
         if odd is not None:
             self._reporter.once(*odd)
-        if worker.put(Frame(message, arrived)):
-            self._statistics.count("dropped")
-        # Lets the worker have the interpreter now; otherwise it waits until the executor has prepared its next wait.
-        time.sleep(_YIELD)
+        # Leaves the interpreter to the worker while it prepares the image (the model itself runs without it): otherwise
+        # the executor prepares its next wait at the same time, and each holds up the other.
+        preparing = self._pipeline.detector.last_timing.preprocess if self._pipeline is not None else 0.0
+        time.sleep(min(max(preparing, _LEAST_YIELD), _MOST_YIELD))
 
     def _on_lost(self, info: Any) -> None:
         self._statistics.count("lost", info.total_count_change)

@@ -149,6 +149,8 @@ class Worker:
         while (frame := self._mailbox.take()) is not None:
             try:
                 self._process(frame)
+                # Frees the image while there is time, not between the next one's arrival and its processing.
+                del frame
             except RuntimeError as error:  # rclpy's errors; a publisher is invalid once the context is shut down
                 if not self._alive():
                     return
