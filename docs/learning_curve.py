@@ -1,4 +1,4 @@
-"""Draw the learning curve of training runs that follow on each other: python docs/learning_curve.py RUN [RUN ...]."""
+"""Draw docs/images/learning_curve.png of a training run: python docs/learning_curve.py RUN."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 
-def main(runs: list[str]) -> int:
-    """Write docs/images/learning_curve.png from each run's history.json; returns the exit code."""
-    if not runs:
+def main(arguments: list[str]) -> int:
+    """Write the picture from the run's history.json; returns the exit code."""
+    if len(arguments) != 1:
         sys.stderr.write(f"{__doc__}\n")
         return 2
-    records, starts = [], []
-    for run in runs:
-        starts.append(len(records))
-        records += json.loads((Path(run) / "history.json").read_text(encoding="utf-8"))
-    epochs = range(1, len(records) + 1)
+    records = json.loads((Path(arguments[0]) / "history.json").read_text(encoding="utf-8"))
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    epochs = range(1, len(records) + 1)
     left.plot(epochs, [record["loss"] for record in records])
     left.set(xlabel="epoch", ylabel="training loss")
     scored = [(epoch, record) for epoch, record in zip(epochs, records, strict=True) if "ap" in record]
@@ -32,9 +29,6 @@ def main(runs: list[str]) -> int:
     right.set(xlabel="epoch", ylabel="held-out split, averaged weights", ylim=(0, 1))
     right.grid(alpha=0.3)
     right.legend(loc="upper left")
-    for axis in (left, right):
-        for start in starts[1:]:
-            axis.axvline(start + 0.5, color="grey", linestyle=":")
     figure.savefig(Path(__file__).parent / "images" / "learning_curve.png", dpi=100)
     return 0
 
