@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from carpus.runtime.errors import DataError
+from carpus.sim.domains import DOMAINS, Domain
 from carpus.sim.layout import LAYOUTS, Footprint, Placement, arrange, footprint_corners, rectangles_overlap
 from carpus.sim.objects import CLASSES, DISTRACTORS, build_object
 from carpus.sim.shapes import Surface, arc, box, extrude, lathe, sphere, tube
@@ -123,6 +124,18 @@ def test_rectangles_overlap(offset: tuple[float, float], yaw: float, gap: float,
     first, second = (footprint_corners(unit, place) for place in (Placement(0, 0, 0), Placement(*offset, yaw)))
     assert rectangles_overlap(first, second, gap) is expected
     assert rectangles_overlap(second, first, gap) is expected
+
+
+def test_no_light_or_layout_is_shared_between_train_and_heldout() -> None:
+    train, heldout = DOMAINS["train"], DOMAINS["heldout"]
+    assert not set(train.layouts) & set(heldout.layouts)
+    assert not set(train.tints) & set(heldout.tints)
+
+    def directions(domain: Domain) -> set[int]:
+        low, high = domain.light_azimuth
+        return {degree % 360 for degree in range(round(low), round(high) + 1)}
+
+    assert not directions(train) & directions(heldout)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
