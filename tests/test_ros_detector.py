@@ -199,7 +199,7 @@ def test_bad_images_are_counted_reported_and_survived(detector: NodeProcess, cli
     client.wait_for(lambda: rejected() >= 0)
     before = rejected()
     bad = [_broken(encoding="32FC1"), _broken(data=b"12345"), _broken(height=0), _broken(step=3)]
-    # Best effort may lose some; every kind of damage has a test of its own in test_ros_parts.
+    # Best effort may lose some; every kind of damage has a test of its own in test_ros_images.
     for _ in range(20):
         for message in bad:
             publisher.publish(message)
