@@ -48,6 +48,7 @@ class RunFolder:
                 "model": parts.model.state_dict(),
                 "ema": parts.ema.state_dict(),
                 "optimizer": parts.optimizer.state_dict(),
+                "scaler": parts.fabric.strategy.precision.state_dict(),
                 "running": running.state_dict(),
                 "seconds": progress.seconds,
                 "best": dict(progress.best),

@@ -210,6 +210,8 @@ def _assemble(
         model.load_state_dict(resumed["model"])
         ema.load_state_dict(resumed["ema"])
         optimizer.load_state_dict(resumed["optimizer"])
+        if resumed.get("scaler"):  # the loss scale of 16-mixed; other precisions have none
+            fabric.strategy.precision.load_state_dict(resumed["scaler"])
         seconds, best, history = resumed["seconds"], resumed["best"], resumed["history"]
         progress = Progress(**resumed["progress"], best=best, history=history, seconds=seconds)
         running = resumed["running"]
