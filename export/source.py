@@ -115,16 +115,16 @@ def _from_training(path: Path, family: str | None, variant: str | None, classes:
 
 
 def _from_published(path: Path, family: str | None, variant: str | None, classes: CategoryMap | None) -> _Loaded:
-    if family is None or variant is None:
-        raise DataError(
-            f"Checkpoint {path} is not a Carpus training checkpoint, so it does not say what it is; give --family and "
-            "--variant."
-        )
     with path.open("rb") as file:
         start = file.read(2)
     if path.suffix != ".safetensors" and start[:1] != b"\x80" and start != b"PK":
         # torch's unpickler answers other files with whatever error their bytes happen to cause
         raise DataError(f"Checkpoint {path} is no file of torch.save and no .safetensors; it starts with {start!r}.")
+    if family is None or variant is None:
+        raise DataError(
+            f"Checkpoint {path} is not a Carpus training checkpoint, so it does not say what it is; give --family and "
+            "--variant."
+        )
     state = read_state(path)
     head = state.get("decoder.enc_score_head.weight")
     if head is None:

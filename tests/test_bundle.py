@@ -149,7 +149,7 @@ def test_absent_bundles_say_so(tmp_path: Path) -> None:
     (tmp_path / "text.zip").write_text("no zip")
     for path, message in (
         ("none.carpus", "no such file or folder"),
-        ("empty", r"has no manifest\.json; is it a bundle"),
+        ("empty", r"has no manifest\.json, so it is no bundle; `carpus export"),
         ("text.zip", "not a folder and not a .zip"),
     ):
         with pytest.raises(BundleError, match=message):
