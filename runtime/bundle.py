@@ -31,6 +31,7 @@ _CHUNK = 1 << 20
 _RATIO_FLOOR = 1 << 20
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError)
+_NO_BUNDLE = f"has no {MANIFEST_NAME}, so it is no bundle; `carpus export CHECKPOINT --out NAME.carpus` makes one"
 """What zipfile raises on damaged files of these methods."""
 
 
@@ -177,7 +178,7 @@ class _Folder:
                 data = stream.read(MAX_MANIFEST_BYTES + 1)
         except FileNotFoundError:
             raise BundleError(
-                f"{where}: has no {MANIFEST_NAME}, so it is no bundle; `carpus export CHECKPOINT --out NAME.carpus` makes one"
+                f"{where}: {_NO_BUNDLE}"
             ) from None
         except OSError as error:
             raise BundleError(f"{where}: {MANIFEST_NAME} cannot be read ({error})") from None
@@ -261,7 +262,7 @@ class _Zip:
         info = self._infos.get(prefix + MANIFEST_NAME)
         if info is None:
             raise BundleError(
-                f"{self._where}: has no {MANIFEST_NAME}, so it is no bundle; `carpus export CHECKPOINT --out NAME.carpus` makes one"
+                f"{self._where}: {_NO_BUNDLE}"
             )
         if info.file_size > MAX_MANIFEST_BYTES:
             raise BundleError(f"{self._where}: {MANIFEST_NAME} is larger than {MAX_MANIFEST_BYTES} bytes")
