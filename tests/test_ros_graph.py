@@ -233,3 +233,46 @@ def test_debug_image_is_not_drawn_while_nobody_looks(
         executor.shutdown()
         node.destroy_node()
         context.shutdown()
+
+
+def test_a_signal_during_a_callback_ends_the_process_quietly(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+import rclpy
+from carpus_ros.process import run_node
+from rclpy.node import Node
+from std_msgs.msg import Header
+
+class Busy(Node):
+    def __init__(self):
+        super().__init__("busy")
+        self._out = self.create_publisher(Header, "out", 1)
+        self.create_timer(0.01, self._step)
+
+    def _step(self):
+        if sys.argv[1] == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+            while rclpy.ok():
+                pass
+        else:
+            raise RuntimeError("a real fault")
+        self._out.publish(Header())
+
+    def close(self):
+        print("closed")
+
+run_node(Busy)
+"""
+    for what, returncode in (("signal", 0), ("fault", 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, what],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=child_environment(DOMAIN),
+            check=False,
+        )
+        assert done.returncode == returncode, done.stderr
+        assert "closed" in done.stdout
+        assert ("a real fault" in done.stderr) is (what == "fault")
+        assert ("Traceback" in done.stderr) is (what == "fault")

@@ -43,6 +43,10 @@ def run_node(make: Callable[[], Any], args: list[str] | None = None) -> None:
             executor.spin_once(timeout_sec=1.0)
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
+    except RuntimeError:
+        # A callback that was under way when the signal came finds its publishers without a context.
+        if rclpy.ok():
+            raise
     finally:
         node.close()
         executor.shutdown(timeout_sec=0.0)
