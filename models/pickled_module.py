@@ -1,0 +1,194 @@
+"""Weights out of pickled modules, without importing their classes or running a line of their code.
+
+Detectors of the YOLO line are published as whole modules: ``torch.save(model)``. torch's own reader either executes
+what the file says or refuses it. Here every class that a file names, but for tensors and plain containers, becomes an inert
+record that keeps its attributes; the module tree is then walked as ``state_dict()`` walks it.
+
+The file is a zip archive of ``data.pkl`` and one entry for each storage (torch 1.6 and newer).
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import math
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from carpus.runtime.errors import DataError
+
+__all__ = ["Record", "module_state", "read_records"]
+
+_MOST_BYTES = 8 << 30
+_STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+
+
+class Record:
+    """What stands for an object of a class that is not read: its class's name and the attributes that were pickled.
+
+    Attributes:
+        path: "module.Class" of the original.
+        attributes: the pickled ``__dict__``, or what stood for it under "state".
+    """
+
+    path = ""
+
+    def __new__(cls, *_: Any, **__: Any) -> Record:
+        made = super().__new__(cls)
+        made.attributes = {}
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.attributes: dict[str, Any]
+
+    def __setstate__(self, state: Any) -> None:
+        self.attributes.update(state if isinstance(state, dict) else {"state": state})
+
+    def __call__(self, *_: Any, **__: Any) -> Record:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Items of dict subclasses are of no use here."""
+
+    def append(self, item: Any) -> None:
+        """Items of list subclasses are of no use here."""
+
+    def extend(self, items: Any) -> None:
+        """Items of list subclasses are of no use here."""
+
+    add = append
+
+    def __repr__(self) -> str:
+        return f"<{self.path}>"
+
+
+def read_records(path: Path) -> Any:
+    """The content of a file of ``torch.save``: tensors, plain values, and a `Record` for everything else.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: missing, of another format, damaged, or larger than is believable.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"Checkpoint {path} {'is a directory' if path.is_dir() else 'does not exist'}.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
+                raise DataError(f"Checkpoint {path} unpacks to more than {_MOST_BYTES >> 30} GiB; it is no detector.")
+            name = next((item for item in archive.namelist() if item.endswith("/data.pkl")), None)
+            if name is None:
+                raise DataError(f"Checkpoint {path} has no data.pkl; expected a file that torch.save wrote.")
+            order = name.removesuffix("data.pkl") + "byteorder"
+            if order in archive.namelist() and archive.read(order) != b"little":
+                raise DataError(f"Checkpoint {path} was written on a big-endian machine, which is not read.")
+            return _Reader(archive, name).load()
+    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, OSError, KeyError, ValueError, TypeError) as error:
+        raise DataError(
+            f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or is damaged "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    except (AttributeError, IndexError, RuntimeError, NotImplementedError, RecursionError) as error:
+        raise DataError(f"Checkpoint {path} is damaged ({type(error).__name__}: {error}).") from error
+
+
+def module_state(module: Record) -> dict[str, Tensor]:
+    """Parameters and persistent buffers of a pickled module, under the names that ``state_dict()`` gives them.
+
+    Raises:
+        DataError: the record is no module.
+    """
+    if not isinstance(module.attributes.get("_modules"), dict):
+        raise DataError(f"{module!r} is no pickled module: it has no submodules, parameters and buffers.")
+    return dict(_walk(module, ""))
+
+
+def _walk(module: Record, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    attributes = module.attributes
+    skipped = attributes.get("_non_persistent_buffers_set") or ()
+    for kind in ("_parameters", "_buffers"):
+        for name, value in (attributes.get(kind) or {}).items():
+            if isinstance(value, Tensor) and not (kind == "_buffers" and name in skipped):
+                yield prefix + name, value
+    for name, child in (attributes.get("_modules") or {}).items():
+        if isinstance(child, Record):
+            yield from _walk(child, f"{prefix}{name}.")
+
+
+def _rebuild_tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+    if math.prod(size) > len(storage):
+        raise pickle.UnpicklingError(f"a tensor of {tuple(size)} over {len(storage)} numbers")
+    return torch.as_strided(storage, tuple(size), tuple(stride), offset).clone()
+
+
+def _rebuild_parameter(data: Tensor, *_: Any) -> Tensor:
+    return data
+
+
+# What is called while reading; nothing else is. None of it does more than make a container or a view.
+_SAFE: dict[tuple[str, str], Callable[..., Any]] = {
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    # torch writes protocol 2, which names the built-in module as Python 2 did and bytes as encoded text.
+    ("__builtin__", "set"): set,
+    ("__builtin__", "frozenset"): frozenset,
+    ("__builtin__", "slice"): slice,
+    ("_codecs", "encode"): lambda text, encoding: text.encode(encoding),
+    ("torch", "Size"): tuple,
+    ("torch", "device"): str,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
+    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+}
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
+        super().__init__(io.BytesIO(archive.read(name)), encoding="utf-8")
+        self._archive = archive
+        self._folder = name.removesuffix("data.pkl")
+        self._storages: dict[str, Tensor] = {}
+        self._records: dict[str, type[Record]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Never imports anything."""
+        found = _SAFE.get((module, name))
+        if found is not None:
+            return found
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        path = f"{module}.{name}"
+        return self._records.setdefault(path, type(name.rpartition(".")[2], (Record,), {"path": path}))
+
+    def persistent_load(self, identity: Any) -> Tensor:
+        """A storage as a flat tensor."""
+        kind, dtype, key, _, count = identity
+        if kind != "storage" or not isinstance(dtype, torch.dtype):
+            raise pickle.UnpicklingError(f"unknown storage {identity!r}")
+        if key not in self._storages:
+            data = self._archive.read(f"{self._folder}data/{key}")
+            values = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            if len(values) < count:
+                raise pickle.UnpicklingError(f"storage {key} holds {len(values)} of {count} numbers")
+            self._storages[key] = values[:count]
+        return self._storages[key]
