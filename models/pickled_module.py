@@ -1,8 +1,8 @@
 """Weights out of pickled modules, without importing their classes or running a line of their code.
 
 Detectors of the YOLO line are published as whole modules: ``torch.save(model)``. torch's own reader either executes
-what the file says or refuses it. Here every class that a file names, but for tensors and plain containers, becomes an inert
-record that keeps its attributes; the module tree is then walked as ``state_dict()`` walks it.
+what the file says or refuses it. Here every class that a file names, but for tensors and plain containers, becomes an
+inert record that keeps its attributes; the module tree is then walked as ``state_dict()`` walks it.
 
 The file is a zip archive of ``data.pkl`` and one entry for each storage (torch 1.6 and newer).
 """
