@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from carpus.models.deimv2.layers import fused_conv
 
-__all__ = ["C3k", "C3k2", "SPPF", "Bottleneck", "Conv", "batch_norm", "fuse_convs"]
+__all__ = ["SPPF", "Bottleneck", "C3k", "C3k2", "Conv", "batch_norm", "fuse_convs"]
 
 BN_EPS = 1e-3
 BN_MOMENTUM = 0.03
