@@ -177,9 +177,7 @@ class _Folder:
             with self.open(MANIFEST_NAME) as stream:
                 data = stream.read(MAX_MANIFEST_BYTES + 1)
         except FileNotFoundError:
-            raise BundleError(
-                f"{where}: {_NO_BUNDLE}"
-            ) from None
+            raise BundleError(f"{where}: {_NO_BUNDLE}") from None
         except OSError as error:
             raise BundleError(f"{where}: {MANIFEST_NAME} cannot be read ({error})") from None
         if len(data) > MAX_MANIFEST_BYTES:
@@ -261,9 +259,7 @@ class _Zip:
             prefix = f"{next(iter(tops))}/" if len(tops) == 1 else ""
         info = self._infos.get(prefix + MANIFEST_NAME)
         if info is None:
-            raise BundleError(
-                f"{self._where}: {_NO_BUNDLE}"
-            )
+            raise BundleError(f"{self._where}: {_NO_BUNDLE}")
         if info.file_size > MAX_MANIFEST_BYTES:
             raise BundleError(f"{self._where}: {MANIFEST_NAME} is larger than {MAX_MANIFEST_BYTES} bytes")
         self._infos = {name[len(prefix) :]: item for name, item in self._infos.items()}
