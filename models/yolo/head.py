@@ -118,9 +118,9 @@ class Detect(nn.Module):
     def reset_biases(self) -> None:
         """Box logits start at 1; class probabilities start as if 5 objects lay in a 640 px image."""
         for box, classes, stride in zip(self.cv2, self.cv3, self.strides, strict=True):
-            nn.init.constant_(box[-1].bias, 1.0)  # type: ignore[index, arg-type]
+            nn.init.constant_(box[-1].bias, 1.0)  # type: ignore[index]
             prior = math.log(5 / self.num_classes / (640 / stride) ** 2)
-            nn.init.constant_(classes[-1].bias, prior)  # type: ignore[index, arg-type]
+            nn.init.constant_(classes[-1].bias, prior)  # type: ignore[index]
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Raw level maps.
