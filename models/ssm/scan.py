@@ -1,4 +1,4 @@
-"""Selective scan of Mamba (S6), "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752."""
+"""Selective scan (S6), "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752."""
 
 from __future__ import annotations
 

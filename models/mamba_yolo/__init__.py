@@ -1,0 +1,1 @@
+"""Mamba-YOLO: state-space backbone and neck before a decoupled head."""
