@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from carpus.runtime.errors import CarpusError
+from tests.goldens import yolo_loss_case, yolo_master_forward, yolo_master_train, yolo_moe_ops
 from tests.goldens.case import Case, Check, Kind, UnusableFolder
 from tests.goldens.deimv2_deploy import check_deploy
 from tests.goldens.deimv2_forward import check_forward, check_schema
@@ -25,11 +28,39 @@ def _kinds() -> tuple[Kind, ...]:
         Kind("deploy", "deimv2", ("deploy.json", "deploy.npz"), check_deploy),
         Kind("criterion", "deimv2", ("train.json", "train_criterion.npz"), check_criterion),
         Kind("training", "deimv2", ("train.json", "train_forward.npz"), check_train_forward),
+        Kind("schema", "yolo_master", (), yolo_master_forward.check_schema),
+        Kind("forward", "yolo_master", ("case.json", "io.npz"), yolo_master_forward.check_forward),
+        Kind("training", "yolo_master", ("train_step.json", "train_step.npz"), yolo_master_train.check_train_step),
+        Kind("loss", "yolo_loss", ("detection_loss.json", "detection_loss.npz"), yolo_loss_case.check_loss),
+        Kind("letterbox", "yolo_loss", ("preprocess.json", "preprocess.npz"), yolo_loss_case.check_preprocess),
+        Kind("blocks", "yolo_moe_ops", ("moe.json", "moe.npz"), yolo_moe_ops.check_operators),
     )
 
 
 KINDS: tuple[Kind, ...] = _kinds()
 """Every kind of case, in the order in which they run; a further family adds its rows here."""
+
+OPERATORS: Mapping[str, str] = {
+    "detection_loss.json": "yolo_loss",
+    "preprocess.json": "yolo_loss",
+    "moe.json": "yolo_moe_ops",
+}
+"""Folders without a schema, by a file they hold, and the family of their kinds."""
+
+_MODEL_NAMES = (
+    (re.compile(r"YOLO-Master EsMoE (\w)"), "yolo_master", "esmoe-{}"),
+    (re.compile(r"YOLO-Master v0\.1 (\w)"), "yolo_master", "v0_1-{}"),
+)
+
+
+def identified(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with family and variant; where it does not state them they follow from its model's name."""
+    if "family" not in schema and isinstance(schema.get("model"), str):
+        for pattern, family, variant in _MODEL_NAMES:
+            match = pattern.fullmatch(schema["model"])
+            if match:
+                return {**schema, "family": family, "variant": variant.format(match[1].lower())}
+    return schema
 
 
 @dataclass
@@ -50,9 +81,12 @@ def find_cases(folder: Path) -> list[Case]:
         raise UnusableFolder(f"{folder}: no such folder")
     path = folder / "schema.json"
     if not path.is_file():
+        for name, family in OPERATORS.items():
+            if (folder / name).is_file():
+                return [Case(folder, {"family": family, "variant": folder.name})]
         raise UnusableFolder(f"{folder}: holds no schema.json; point at one variant's folder")
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        schema = identified(json.loads(path.read_text(encoding="utf-8")))
         family, variant = str(schema["family"]), schema["variant"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnusableFolder(f"{path}: not a usable schema (family and variant are needed): {error!r}") from error
