@@ -12,6 +12,9 @@ from carpus.models.deimv2.config import VARIANTS, get_config
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.losses.config import get_criterion_config
 from carpus.models.losses.criterion import DEIMCriterion
+from carpus.models.yolo.loss import YOLOCriterion
+from carpus.models.yolo_master import config as yolo_master_config
+from carpus.models.yolo_master.model import YOLOMaster
 from carpus.runtime.errors import DataError
 
 __all__ = ["FAMILIES", "Family", "build_criterion", "build_model"]
@@ -41,7 +44,21 @@ def _deimv2_criterion(variant: str, num_classes: int) -> DEIMCriterion:
     return DEIMCriterion(get_criterion_config(variant, num_classes))
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({"deimv2": Family(tuple(VARIANTS), _deimv2, _deimv2_criterion)})
+def _yolo_master(variant: str, num_classes: int, input_size: tuple[int, int] | None) -> YOLOMaster:
+    config = yolo_master_config.get_config(variant, num_classes)
+    return YOLOMaster(config if input_size is None else config.with_input_size(*input_size))
+
+
+def _yolo_master_criterion(variant: str, num_classes: int) -> YOLOCriterion:
+    return YOLOCriterion(yolo_master_config.get_loss_config(variant, num_classes))
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "deimv2": Family(tuple(VARIANTS), _deimv2, _deimv2_criterion),
+        "yolo_master": Family(tuple(yolo_master_config.VARIANTS), _yolo_master, _yolo_master_criterion),
+    }
+)
 """Model families by name."""
 
 
