@@ -36,19 +36,21 @@ def run_node(make: Callable[[], Any], args: list[str] | None = None) -> None:
         if rclpy.ok():
             raise
         return  # told to stop while starting
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
+    executor = None
     try:
+        executor = SingleThreadedExecutor()
+        executor.add_node(node)
         while rclpy.ok() and not getattr(node, "finished", False):
             executor.spin_once(timeout_sec=1.0)
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     except RuntimeError:
-        # A callback that was under way when the signal came finds its publishers without a context.
+        # What was under way when the signal came, making the executor or a callback, finds no context any more.
         if rclpy.ok():
             raise
     finally:
         node.close()
-        executor.shutdown(timeout_sec=0.0)
+        if executor is not None:
+            executor.shutdown(timeout_sec=0.0)
         node.destroy_node()
         rclpy.try_shutdown()

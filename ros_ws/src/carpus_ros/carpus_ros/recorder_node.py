@@ -65,9 +65,9 @@ class RecorderNode(Node):
         ):
             incompatible = self._incompatible(self.resolve_topic_name(topic))
             subscribe(self, message_type, topic, callback, profile, on_incompatible=incompatible)
+        self.create_timer(0.1, self._check_end, clock=Clock(clock_type=ClockType.STEADY_TIME))
         # Last, so that a node that cannot be made leaves no files; callbacks come only once the executor spins.
         self._recording = Recording(Path(self._value("output")).expanduser(), self._value("fps"))
-        self.create_timer(0.1, self._check_end, clock=Clock(clock_type=ClockType.STEADY_TIME))
 
     def close(self) -> None:
         """Finish the recording's files."""
