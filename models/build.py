@@ -12,6 +12,8 @@ from carpus.models.deimv2.config import VARIANTS, get_config
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.losses.config import get_criterion_config
 from carpus.models.losses.criterion import DEIMCriterion
+from carpus.models.mamba_yolo import config as mamba_yolo_config
+from carpus.models.mamba_yolo.model import MambaYOLO
 from carpus.models.yolo.loss import YOLOCriterion
 from carpus.models.yolo_master import config as yolo_master_config
 from carpus.models.yolo_master.model import YOLOMaster
@@ -53,10 +55,20 @@ def _yolo_master_criterion(variant: str, num_classes: int) -> YOLOCriterion:
     return YOLOCriterion(yolo_master_config.get_loss_config(variant, num_classes))
 
 
+def _mamba_yolo(variant: str, num_classes: int, input_size: tuple[int, int] | None) -> MambaYOLO:
+    config = mamba_yolo_config.get_config(variant, num_classes)
+    return MambaYOLO(config if input_size is None else config.with_input_size(*input_size))
+
+
+def _mamba_yolo_criterion(variant: str, num_classes: int) -> YOLOCriterion:
+    return YOLOCriterion(mamba_yolo_config.get_loss_config(variant, num_classes))
+
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "deimv2": Family(tuple(VARIANTS), _deimv2, _deimv2_criterion),
         "yolo_master": Family(tuple(yolo_master_config.VARIANTS), _yolo_master, _yolo_master_criterion),
+        "mamba_yolo": Family(tuple(mamba_yolo_config.VARIANTS), _mamba_yolo, _mamba_yolo_criterion),
     }
 )
 """Model families by name."""

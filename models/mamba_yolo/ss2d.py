@@ -47,7 +47,7 @@ def cross_selective_scan(
     y, _ = selective_scan(
         sequences.flatten(1, 2),
         delta.flatten(1, 2),
-        -torch.exp(A_logs.float()),
+        -torch.exp(A_logs.to(torch.promote_types(x.dtype, torch.float32))),
         write,
         read,
         Ds,
@@ -142,11 +142,12 @@ class SS2D(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, d_model, H, W) -> (B, d_model, H, W)."""
         values, gate = self.in_proj(x).chunk(2, 1)
+        gate = self.act(gate)
         values = self.act(self.conv2d(values))
         y = self._scan(values)
         # float32 scans, and the map's own type afterwards, in half precision
         y = self.out_norm(y.transpose(1, 2)).transpose(1, 2).to(values.dtype)
-        return self.out_proj(y.unflatten(2, values.shape[-2:]) * self.act(gate))
+        return self.out_proj(y.unflatten(2, values.shape[-2:]) * gate)
 
     def _scan(self, x: Tensor) -> Tensor:
         if self.kind == "s6":

@@ -43,12 +43,12 @@ class Ranks(NamedTuple):
 
     Attributes:
         value: (H, R, P).
-        gate: (H, R, P).
+        gate: (H, R, P), or None where nothing is gated.
         out: (H, R, P).
     """
 
     value: Tensor
-    gate: Tensor
+    gate: Tensor | None
     out: Tensor
 
 
@@ -209,5 +209,5 @@ def _finish(
         y = rms_normalise(y, norm_weight.unsqueeze(1))
     if gate is not None:
         gate = gate.unsqueeze(-2)
-        y = y * functional.silu(gate if ranks is None else gate * ranks.gate)
+        y = y * functional.silu(gate if ranks is None or ranks.gate is None else gate * ranks.gate)
     return y.squeeze(-2) if ranks is None else (y * ranks.out).sum(-2)

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from carpus.runtime.errors import CarpusError
-from tests.goldens import yolo_loss_case, yolo_master_forward, yolo_master_train, yolo_moe_ops
+from tests.goldens import (
+    mamba_yolo_blocks,
+    mamba_yolo_forward,
+    mamba_yolo_train,
+    ssm_ops,
+    yolo_loss_case,
+    yolo_master_forward,
+    yolo_master_train,
+    yolo_moe_ops,
+)
 from tests.goldens.case import Case, Check, Kind, UnusableFolder
 from tests.goldens.deimv2_deploy import check_deploy
 from tests.goldens.deimv2_forward import check_forward, check_schema
@@ -34,6 +43,11 @@ def _kinds() -> tuple[Kind, ...]:
         Kind("loss", "yolo_loss", ("detection_loss.json", "detection_loss.npz"), yolo_loss_case.check_loss),
         Kind("letterbox", "yolo_loss", ("preprocess.json", "preprocess.npz"), yolo_loss_case.check_preprocess),
         Kind("blocks", "yolo_moe_ops", ("moe.json", "moe.npz"), yolo_moe_ops.check_operators),
+        Kind("schema", "mamba_yolo", (), mamba_yolo_forward.check_schema),
+        Kind("forward", "mamba_yolo", ("case.json", "io.npz"), mamba_yolo_forward.check_forward),
+        Kind("training", "mamba_yolo", ("train_step.json", "train_step.npz"), mamba_yolo_train.check_train_step),
+        Kind("blocks", "mamba_yolo_blocks", ("blocks.json", "blocks.npz"), mamba_yolo_blocks.check_blocks),
+        *ssm_ops.KINDS,
     )
 
 
@@ -44,22 +58,25 @@ OPERATORS: Mapping[str, str] = {
     "detection_loss.json": "yolo_loss",
     "preprocess.json": "yolo_loss",
     "moe.json": "yolo_moe_ops",
+    "blocks.json": "mamba_yolo_blocks",
+    "index.json": "ssm_ops",
 }
 """Folders without a schema, by a file they hold, and the family of their kinds."""
 
 _MODEL_NAMES = (
-    (re.compile(r"YOLO-Master EsMoE (\w)"), "yolo_master", "esmoe-{}"),
-    (re.compile(r"YOLO-Master v0\.1 (\w)"), "yolo_master", "v0_1-{}"),
+    (re.compile(r"YOLO-Master EsMoE (\w)"), "yolo_master", "esmoe-", str.lower),
+    (re.compile(r"YOLO-Master v0\.1 (\w)"), "yolo_master", "v0_1-", str.lower),
+    (re.compile(r"Mamba-YOLO-(\w)"), "mamba_yolo", "", str.upper),
 )
 
 
 def identified(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema with family and variant; where it does not state them they follow from its model's name."""
     if "family" not in schema and isinstance(schema.get("model"), str):
-        for pattern, family, variant in _MODEL_NAMES:
+        for pattern, family, prefix, case in _MODEL_NAMES:
             match = pattern.fullmatch(schema["model"])
             if match:
-                return {**schema, "family": family, "variant": variant.format(match[1].lower())}
+                return {**schema, "family": family, "variant": prefix + case(match[1])}
     return schema
 
 

@@ -68,12 +68,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate_formula(formula: str, n: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Value of an override formula: arithmetic, a few numpy functions, the names ``n`` and ``shape``.
+    """Value of an override formula: arithmetic, a few numpy functions, the names ``n``, ``shape``, ``j`` (last index).
 
     Raises:
         UnusableFolder: anything else in the formula.
     """
-    names: dict[str, Any] = {"n": n, "shape": shape}
+    names: dict[str, Any] = {"n": n, "shape": shape, "j": np.arange(shape[-1] if shape else 1)}
 
     def value(node: ast.AST) -> Any:
         if isinstance(node, ast.Expression):
