@@ -11,6 +11,7 @@ from typing import Any
 
 from carpus.runtime.errors import CarpusError
 from tests.goldens import (
+    lw_detr_train,
     mamba_yolo_blocks,
     mamba_yolo_forward,
     mamba_yolo_train,
@@ -48,6 +49,7 @@ def _kinds() -> tuple[Kind, ...]:
         Kind("training", "mamba_yolo", ("train_step.json", "train_step.npz"), mamba_yolo_train.check_train_step),
         Kind("blocks", "mamba_yolo_blocks", ("blocks.json", "blocks.npz"), mamba_yolo_blocks.check_blocks),
         *ssm_ops.KINDS,
+        *lw_detr_train.KINDS,
     )
 
 
