@@ -97,6 +97,8 @@ class MoEConfig:
     diversity_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.kind == "modular" and self.top_k is None:
+            raise DataError("MoEConfig.top_k of a modular mixture must choose experts, got None; give a number")
         if self.top_k is not None and not 1 <= self.top_k <= min(self.num_experts):
             raise DataError(
                 f"MoEConfig.top_k must be between 1 and the experts of the smallest layer ({min(self.num_experts)}), "

@@ -10,7 +10,7 @@ from carpus.models.yolo.head import Detect
 from carpus.models.yolo.outputs import check_images, eval_outputs
 from carpus.models.yolo_master.attention import A2C2f
 from carpus.models.yolo_master.config import LayerSpec, Scale, YOLOMasterConfig
-from carpus.models.yolo_master.moe import EfficientSparseMoE, ModularRouterExpertMoE, build_moe
+from carpus.models.yolo_master.moe import build_moe
 
 __all__ = ["YOLOMaster"]
 
@@ -40,6 +40,7 @@ class YOLOMaster(nn.Module):
         for index, spec in enumerate(config.layers):
             sources = tuple(s if s >= 0 else index + s for s in spec.sources)
             widths = [3 if s < 0 else channels[s] for s in sources]
+            layer: nn.Module
             if spec.kind == "moe":
                 layer, out = build_moe(widths[0], next(num_experts), config.moe), widths[0]
             elif spec.kind == "concat":
@@ -86,13 +87,13 @@ class YOLOMaster(nn.Module):
         check_images("YOLO-Master", images)
         outputs: list[Tensor] = []
         aux_loss = images.new_zeros(())
-        for layer, sources in zip(self.model, self.sources, strict=False):
+        for spec, layer, sources in zip(self.config.layers, self.model, self.sources, strict=False):
             inputs = [images if s < 0 else outputs[s] for s in sources]
-            if isinstance(layer, EfficientSparseMoE | ModularRouterExpertMoE):
+            if spec.kind == "moe":
                 output, loss = layer(inputs[0])
                 aux_loss = aux_loss + loss
             else:
-                output = layer(inputs if isinstance(layer, Concat) else inputs[0])
+                output = layer(inputs if spec.kind == "concat" else inputs[0])
             outputs.append(output)
         raw = self.head([outputs[i] for i in self.config.outputs])
         if self.training:

@@ -1,7 +1,7 @@
 """The two mixture-of-experts layers of YOLO-Master.
 
-Eager inference computes the chosen experts only. While a graph is captured no step may depend on the values: there the
-experts' outputs are weighted, or their weights gathered, instead.
+Eager inference computes the chosen experts only. While a graph is captured no step may depend on the values, so there
+all experts run and are weighted; ``carpus.models.yolo_master.deploy`` makes a form that avoids this for 1x1 experts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from carpus.models.deimv2.layers import fused_conv
 from carpus.models.yolo.blocks import batch_norm
 from carpus.models.yolo_master.config import MoEConfig
 from carpus.models.yolo_master.routing import (
@@ -80,6 +79,15 @@ def _dispatch(experts: nn.ModuleList, x: Tensor, weights: Tensor, start: Tensor)
     return total
 
 
+def _mix(experts: nn.ModuleList, x: Tensor, weights: Tensor, start: Tensor) -> Tensor:
+    """As ``_dispatch``, with every expert run on every image."""
+    total = start
+    for index, expert in enumerate(experts):
+        output = expert(x)
+        total = total + weights[:, index].reshape(-1, 1, 1, 1).to(output.dtype) * output
+    return total
+
+
 class EfficientSparseMoE(nn.Module):
     """ES-MoE: depthwise-separable experts with growing kernels, mixed by a global router (arXiv:2512.23273).
 
@@ -108,15 +116,12 @@ class EfficientSparseMoE(nn.Module):
             weights = weights * (first | (weights >= self.threshold))
             if not _capturing():
                 return self.norm(_dispatch(self.experts, x, weights, torch.zeros_like(x))), loss
-        outputs = [expert(x) for expert in self.experts]
-        # Summed in the experts' order: a stacked product would hold all of them once more.
-        total = torch.zeros_like(x)
-        for index, output in enumerate(outputs):
-            total = total + weights[:, index].reshape(-1, 1, 1, 1).to(output.dtype) * output
-        if self.training and self.config.diversity_weight:
-            pooled = torch.stack([output.mean((2, 3)) for output in outputs], 1)
-            loss = loss + self.config.diversity_weight * diversity_loss(pooled)
-        return self.norm(total), loss
+        if not (self.training and self.config.diversity_weight):
+            return self.norm(_mix(self.experts, x, weights, torch.zeros_like(x))), loss
+        outputs = torch.stack([expert(x) for expert in self.experts], 1)
+        loss = loss + self.config.diversity_weight * diversity_loss(outputs.mean((3, 4)))
+        mixed = (weights[:, :, None, None, None].to(outputs.dtype) * outputs).sum(1)
+        return self.norm(mixed), loss
 
 
 class ModularRouterExpertMoE(nn.Module):
@@ -144,9 +149,8 @@ class ModularRouterExpertMoE(nn.Module):
         routing = self.routing(x)
         shared = self.shared_expert(x)
         if not self.training:
-            if _capturing():
-                return shared + self._gathered(x, routing.weights, routing.chosen), x.new_zeros(())
-            return _dispatch(self.experts, x, routing.weights, shared), x.new_zeros(())
+            mix = _mix if _capturing() else _dispatch
+            return mix(self.experts, x, routing.weights, shared), x.new_zeros(())
         loss = importance_usage_loss(
             routing.logits,
             routing.chosen,
@@ -154,27 +158,6 @@ class ModularRouterExpertMoE(nn.Module):
             z_weight=self.config.z_weight,
         )
         return _dispatch(self.experts, x, routing.weights, shared), loss
-
-    def _gathered(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The chosen experts' weighted sum as matrix products with gathered weights: no branch, no unused expert."""
-        pairs = [
-            (fused_conv(expert.conv[0], expert.conv[1]), fused_conv(expert.conv[3], expert.conv[4]))
-            for expert in self.experts
-        ]
-        up, up_bias, down, down_bias = (
-            torch.stack(tensors)
-            for tensors in zip(
-                *((a.weight.flatten(1), a.bias[:, None], b.weight.flatten(1), b.bias[:, None]) for a, b in pairs),
-                strict=True,
-            )
-        )
-        flat, total = x.flatten(2), torch.zeros_like(x.flatten(2))
-        for rank in range(chosen.shape[1]):
-            index = chosen[:, rank]
-            hidden = F.silu(up[index] @ flat + up_bias[index])
-            part = down[index] @ hidden + down_bias[index]
-            total = total + weights.gather(1, index[:, None]).unsqueeze(2) * part
-        return total.reshape(x.shape)
 
 
 def _pointwise_expert(channels: int) -> nn.Sequential:
