@@ -58,7 +58,7 @@ def main() -> int:
 
     source = load_source(options.checkpoint)
     family = get_family(source.family)
-    preprocess = family.preprocess(source.input_size)
+    preprocess = family.preprocess(source.module, source.input_size)
     names = tuple(info.name for info in source.classes)
     reference = TorchReference(source.module, preprocess, Postprocess(top_k=family.top_k), names)
     annotations, image_dir = locate_split(options.dataset)

@@ -24,7 +24,8 @@ class ExportFamily:
 
     Attributes:
         deploy: trained module -> a copy in the form that is exported, with the same outputs.
-        preprocess: input size (height, width) -> how images enter the network, in training evaluation and everywhere.
+        preprocess: (trained module, input size (height, width)) -> how images enter the network, in training
+            evaluation and everywhere.
         input_size: trained module -> the (height, width) it was built for [px].
         load: (module, weights by name, source named in errors) -> fills the module, which they must fit exactly.
         stride: greatest stride of the feature maps [px].
@@ -32,7 +33,7 @@ class ExportFamily:
     """
 
     deploy: Callable[[nn.Module], nn.Module]
-    preprocess: Callable[[tuple[int, int]], Preprocess]
+    preprocess: Callable[[nn.Module, tuple[int, int]], Preprocess]
     input_size: Callable[[nn.Module], tuple[int, int]]
     load: Callable[[nn.Module, Mapping[str, Tensor], str], None]
     stride: int = 32
@@ -53,12 +54,16 @@ def _deimv2_input_size(module: nn.Module) -> tuple[int, int]:
     return _as_deimv2(module).config.input_size
 
 
+def _preprocess_deimv2(module: nn.Module, input_size: tuple[int, int]) -> Preprocess:
+    return deimv2_preprocess(input_size, normalise=_as_deimv2(module).config.imagenet_normalisation)
+
+
 def _load_deimv2(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     load_state(_as_deimv2(module), state, source)
 
 
 EXPORT_FAMILIES: Mapping[str, ExportFamily] = MappingProxyType(
-    {"deimv2": ExportFamily(_deploy_deimv2, deimv2_preprocess, _deimv2_input_size, _load_deimv2)}
+    {"deimv2": ExportFamily(_deploy_deimv2, _preprocess_deimv2, _deimv2_input_size, _load_deimv2)}
 )
 """Families by name."""
 

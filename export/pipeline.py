@@ -161,7 +161,7 @@ def export_bundle(
     if network is None:
         say(f"exporting {source.family} {source.variant} to ONNX, opset {OPSET}")
         network = export_network(source)
-    trained = family.preprocess(source.input_size)
+    trained = family.preprocess(source.module, source.input_size)
     draft = _draft(source, network, trained if preprocess is None else preprocess, spec, created)
     metadata = manifest_metadata(draft, stride=family.stride)
     forms = [_Form("onnx", "fp32", {"model.onnx": with_metadata(network, metadata)}, OPSET)]

@@ -10,13 +10,14 @@ import lightning_fabric
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from carpus.models.deimv2.denoising import make_denoising
 from carpus.models.ema import ModelEMA
 from carpus.models.recipe import Recipe
 from carpus.models.schedule import FlatCosine
 
-__all__ = ["DetectionLoss", "StepLosses", "TrainStep"]
+__all__ = ["DetectionLoss", "StepLosses", "TrainStep", "resized"]
 
 
 class DetectionLoss(nn.Module):
@@ -27,12 +28,25 @@ class DetectionLoss(nn.Module):
         criterion: outputs, targets, epoch -> weighted losses.
         num_denoising: denoising queries; 0 for none.
         freeze_norm: keep batch normalisation in eval mode.
+        mean, std: (3, 1, 1) what the detector's preprocessing does to images in 0..1.
     """
 
     def __init__(
-        self, model: nn.Module, criterion: nn.Module, *, num_denoising: int = 100, freeze_norm: bool = False
+        self,
+        model: nn.Module,
+        criterion: nn.Module,
+        *,
+        num_denoising: int = 100,
+        freeze_norm: bool = False,
+        mean: tuple[float, float, float] = (0.0, 0.0, 0.0),
+        std: tuple[float, float, float] = (1.0, 1.0, 1.0),
     ) -> None:
         super().__init__()
+        self.normalise = any(mean) or any(value != 1.0 for value in std)
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
         self.model = model
         self.criterion = criterion
         self.num_denoising = num_denoising
@@ -69,9 +83,33 @@ class DetectionLoss(nn.Module):
             num_denoising=self.num_denoising,
             generator=generator,
         )
+        # After mixup and copy-blend, which are linear: the order makes no difference.
+        if self.normalise:
+            images = (images - self.mean) / self.std
         outputs = self.model(images, denoising=denoising)
         with torch.autocast(images.device.type, enabled=False):
             return self.criterion(outputs, targets, epoch)
+
+
+def resized(images: Tensor, repeat: int, rng: np.random.Generator) -> Tensor:
+    """A batch at a random size, by nearest neighbour, as published: 0.75 to 1.25 times its own in steps of 32 px.
+
+    Args:
+        images: (B, C, H, W).
+        repeat: how many times the batch's own size counts among the others.
+        rng: draws the size.
+
+    Returns:
+        (B, C, h, w), h and w multiples of 32 with about the aspect of H and W.
+    """
+    height, width = images.shape[2:]
+    smallest = int(height * 0.75 / 32) * 32
+    steps = [smallest + 32 * i for i in range((height - smallest) // 32)]
+    sizes = [*steps, *[height] * repeat, *(2 * height - step for step in reversed(steps))]
+    side = int(rng.choice(sizes))
+    if side == height:
+        return images
+    return F.interpolate(images, size=(side, max(round(width * side / height / 32), 1) * 32))
 
 
 @dataclass(frozen=True)
@@ -137,6 +175,8 @@ class TrainStep:
             group["lr"] = group["initial_lr"] * factor
         entropy = np.random.SeedSequence([self._seed, iteration, self._fabric.global_rank])
         self._generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
+        if self._recipe.multi_scale_repeat and epoch < self._recipe.multi_scale_until:
+            images = resized(images, self._recipe.multi_scale_repeat, np.random.default_rng(entropy))
         losses: Mapping[str, Tensor] = self._module(images, targets, epoch, self._generator)
         values = torch.stack(list(losses.values()))
         self._fabric.backward(values.sum())

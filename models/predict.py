@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,16 +15,22 @@ from carpus.runtime.postprocess import postprocess
 from carpus.runtime.preprocess import Preprocessor
 from carpus.runtime.spec import Postprocess, Preprocess
 
-__all__ = ["ModelDetector", "deimv2_preprocess"]
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ModelDetector", "deimv2_preprocess"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Mean and deviation of ImageNet's red, green and blue, in 0..1."""
 
 
-def deimv2_preprocess(input_size: tuple[int, int]) -> Preprocess:
-    """How images enter a DEIMv2 with HGNetv2 backbone: a plain antialiased resize, values in 0..1.
+def deimv2_preprocess(input_size: tuple[int, int], *, normalise: bool = False) -> Preprocess:
+    """How images enter a DEIMv2: a plain antialiased resize, values in 0..1.
 
     Args:
         input_size: (height, width) [px].
+        normalise: remove ImageNet's mean and deviation: `DEIMv2Config.imagenet_normalisation`, true for S to X.
     """
-    return Preprocess(size=input_size, resize="stretch", interpolation="bilinear_antialias")
+    plain = Preprocess(size=input_size, resize="stretch", interpolation="bilinear_antialias")
+    return replace(plain, mean=IMAGENET_MEAN, std=IMAGENET_STD) if normalise else plain
 
 
 class ModelDetector:

@@ -38,6 +38,9 @@ class Recipe:
         no_aug_epochs: closing epochs at the final rate and without strong augmentation.
         augment: augmentation of samples and batches, and in which epochs.
         input_scales: (first epoch, factor on the input size) of epochs on smaller images, ascending; () never.
+        multi_scale_repeat: when above 0, every batch is resized to a size drawn from 0.75 to 1.25 of its own in steps
+            of 32 px, among which its own counts this many times.
+        multi_scale_until: first epoch without that.
         matcher_change_epoch: epoch from which the matcher uses IoU^4 times the score.
         num_denoising: denoising queries; 0 turns them off.
         dense_supervision: also teach every encoder position (`carpus.models.losses.dense`); for short training from
@@ -61,6 +64,8 @@ class Recipe:
     no_aug_epochs: int = 0
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     input_scales: tuple[tuple[int, float], ...] = ()
+    multi_scale_repeat: int = 0
+    multi_scale_until: int = 0
     matcher_change_epoch: int = 0
     num_denoising: int = 100
     dense_supervision: bool = False
@@ -72,7 +77,15 @@ class Recipe:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise DataError(f"Recipe.{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("lr", "weight_decay", "clip_norm", "warmup_iterations", "no_aug_epochs", "backbone_lr_factor"):
+        for name in (
+            "lr",
+            "weight_decay",
+            "clip_norm",
+            "warmup_iterations",
+            "no_aug_epochs",
+            "backbone_lr_factor",
+            "multi_scale_repeat",
+        ):
             if not getattr(self, name) >= 0:
                 raise DataError(f"Recipe.{name} must not be negative, got {getattr(self, name)}.")
         if any(not 0.1 <= factor <= 2.0 for _, factor in self.input_scales):
@@ -120,6 +133,7 @@ class Recipe:
             no_aug_epochs=move(self.no_aug_epochs),
             augment=augment,
             input_scales=tuple((move(epoch), factor) for epoch, factor in self.input_scales),
+            multi_scale_until=move(self.multi_scale_until),
             matcher_change_epoch=move(self.matcher_change_epoch),
             ema_restart_epoch=None if self.ema_restart_epoch is None else move(self.ema_restart_epoch),
         )
@@ -167,6 +181,27 @@ _LITE = Recipe(
     matcher_change_epoch=450,
     ema_restart_epoch=468,
 )
+
+
+def _vit(variant: str, backbone_lr_factor: float, weight_decay: float, change: int, repeat: int) -> Recipe:
+    """S to X: the augmentation's epochs give the length of training."""
+    augment = get_augment_config(variant)
+    no_aug = 12 if variant in ("s", "m") else 8
+    return Recipe(
+        epochs=augment.strong_until + no_aug,
+        batch_size=32,
+        lr=5e-4,
+        backbone_lr_factor=backbone_lr_factor,
+        weight_decay=weight_decay,
+        flat_epochs=augment.mosaic_until,
+        no_aug_epochs=no_aug,
+        augment=augment,
+        multi_scale_repeat=repeat,
+        multi_scale_until=augment.strong_until,
+        matcher_change_epoch=change,
+        ema_restart_epoch=augment.strong_until,
+    )
+
 
 _TABLETOP = Recipe(
     epochs=13,
@@ -216,6 +251,10 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
                     matcher_change_epoch=136,
                     ema_restart_epoch=148,
                 ),
+                "s": _vit("s", 0.05, 1e-4, change=100, repeat=20),
+                "m": _vit("m", 0.05, 1e-4, change=80, repeat=6),
+                "l": _vit("l", 0.025, 1.25e-4, change=50, repeat=3),
+                "x": _vit("x", 0.02, 1.25e-4, change=45, repeat=3),
             }
         ),
         "tabletop": MappingProxyType(
@@ -224,6 +263,8 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
                 "femto": replace(_TABLETOP, lr=8e-4),
                 "pico": replace(_TABLETOP, lr=8e-4),
                 "n": replace(_TABLETOP, lr=4e-4),
+                # The backbones are meant to start from distilled or DINOv3 weights: a tenth of the rate keeps those.
+                **{name: replace(_TABLETOP, lr=4e-4, backbone_lr_factor=0.1) for name in ("s", "m", "l", "x")},
             }
         ),
     }

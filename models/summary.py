@@ -39,6 +39,10 @@ PUBLISHED: dict[tuple[str, str], PublishedFigures] = {
     ("deimv2", "femto"): PublishedFigures(1.0, 1.7, 31.0, 1.45),
     ("deimv2", "pico"): PublishedFigures(1.5, 5.2, 38.5, 2.13),
     ("deimv2", "n"): PublishedFigures(3.6, 6.8, 43.0, 2.32),
+    ("deimv2", "s"): PublishedFigures(9.7, 25.6, 50.9, 5.78),
+    ("deimv2", "m"): PublishedFigures(18.1, 52.2, 53.0, 8.80),
+    ("deimv2", "l"): PublishedFigures(32.2, 96.7, 56.0, 10.47),
+    ("deimv2", "x"): PublishedFigures(50.3, 151.6, 57.8, 13.75),
 }
 """Published figures by (family, variant). DEIMv2: model zoo of its repository, at commit 0fff8d4."""
 

@@ -191,10 +191,17 @@ def _assemble(
         rank=fabric.global_rank,
         world_size=fabric.world_size,
     )
-    preprocess = deimv2_preprocess(full)
+    preprocess = deimv2_preprocess(full, normalise=model.config.imagenet_normalisation)
     criterion: Any = build_criterion(config.family, config.variant, len(data.categories))
     model.decoder.dense_supervision = config.recipe.dense_supervision
-    loss = DetectionLoss(model, criterion, num_denoising=config.recipe.num_denoising, freeze_norm=config.freeze_norm)
+    loss = DetectionLoss(
+        model,
+        criterion,
+        num_denoising=config.recipe.num_denoising,
+        freeze_norm=config.freeze_norm,
+        mean=preprocess.mean,
+        std=preprocess.std,
+    )
     if resumed is not None:
         recipe = Recipe.from_dict(resumed["recipe"])
     else:

@@ -17,7 +17,7 @@ from tests.goldens.weights import evaluate_formula, named_values
 
 OWN = Path(__file__).parent / "data" / "goldens"
 ROOT = Path(os.environ.get("CARPUS_GOLDENS") or OWN)
-SLOW = {"n", "pico"}
+SLOW = {"n", "pico", "s", "m", "l", "x"}
 
 
 def _folders() -> list[object]:

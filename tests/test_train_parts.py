@@ -16,6 +16,7 @@ from torch import nn
 from carpus.models.build import build_model
 from carpus.models.data.augment_config import get_augment_config
 from carpus.models.data.coco import CategoryMap
+from carpus.models.deimv2.config import VARIANTS
 from carpus.models.ema import ModelEMA
 from carpus.models.engine_budget import StepCost, epochs_within
 from carpus.models.engine_checkpoint import load_checkpoint, load_trained_weights, save_atomic
@@ -122,6 +123,20 @@ GROUPS = {
     "femto": [(8e-4, 1e-4, 115, 389832), (1.6e-3, 0.0, 111, 7647), (1.6e-3, 1e-4, 75, 586464)],
     "pico": [(8e-4, 1e-4, 149, 749202), (1.6e-3, 0.0, 111, 8823), (1.6e-3, 1e-4, 75, 781512)],
     "n": [(4e-4, 1e-4, 186, 1850396), (8e-4, 0.0, 132, 14479), (8e-4, 1e-4, 87, 1735544)],
+    "s": [(2.5e-5, 1e-4, 50, 5456064), (2.5e-5, 0.0, 97, 30144), (5e-4, 0.0, 194, 27356), (5e-4, 1e-4, 138, 4266272)],
+    "m": [(2.5e-5, 1e-4, 50, 9634048), (2.5e-5, 0.0, 97, 40192), (5e-4, 0.0, 226, 41564), (5e-4, 1e-4, 154, 8641944)],
+    "l": [
+        (1.25e-5, 1.25e-4, 76, 21540096),
+        (1.25e-5, 0.0, 99, 61056),
+        (5e-4, 0.0, 226, 47500),
+        (5e-4, 1.25e-4, 154, 10902560),
+    ],
+    "x": [
+        (1e-5, 1.25e-4, 88, 28617984),
+        (1e-5, 0.0, 111, 79488),
+        (5e-4, 0.0, 290, 74838),
+        (5e-4, 1.25e-4, 196, 22439424),
+    ],
 }
 
 
@@ -144,7 +159,7 @@ def test_optimizer_holds_every_trainable_parameter_once() -> None:
 
 
 def test_official_recipes_carry_the_published_augmentation() -> None:
-    for variant in ("atto", "femto", "pico", "n"):
+    for variant in VARIANTS:
         assert get_recipe("official", variant).augment == get_augment_config(variant)
 
 

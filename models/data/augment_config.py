@@ -99,6 +99,18 @@ class AugmentConfig:
         return self.strong(epoch) and epoch < self.mosaic_until
 
 
+def _vit(mosaic_until: int, strong_until: int) -> AugmentConfig:
+    """S to X differ in their epochs only."""
+    return AugmentConfig(
+        mosaic_until=mosaic_until,
+        strong_until=strong_until,
+        mixup_prob=0.5,
+        mixup_epochs=(4, mosaic_until),
+        copyblend_prob=0.5,
+        copyblend_epochs=(4, strong_until),
+    )
+
+
 _LITE = AugmentConfig(mosaic_until=250, strong_until=400, min_box_size=10.0)
 
 AUGMENTS: Mapping[str, AugmentConfig] = MappingProxyType(
@@ -114,6 +126,10 @@ AUGMENTS: Mapping[str, AugmentConfig] = MappingProxyType(
             copyblend_prob=0.4,
             copyblend_epochs=(4, 78),
         ),
+        "s": _vit(64, 120),
+        "m": _vit(49, 90),
+        "l": _vit(34, 60),
+        "x": _vit(29, 50),
     }
 )
 """Published settings by DEIMv2 variant; epochs refer to the published schedule lengths."""

@@ -11,9 +11,19 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from carpus.models.deimv2.vit_config import VIT_SMALL, VIT_SMALL_PLUS, VIT_TINY, VIT_TINY_PLUS, ViTConfig
 from carpus.runtime.errors import DataError
 
-__all__ = ["VARIANTS", "BackboneConfig", "DEIMv2Config", "DecoderConfig", "EncoderConfig", "StageConfig", "get_config"]
+__all__ = [
+    "VARIANTS",
+    "BackboneConfig",
+    "DEIMv2Config",
+    "DecoderConfig",
+    "EncoderConfig",
+    "StageConfig",
+    "ViTConfig",
+    "get_config",
+]
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,7 @@ class EncoderConfig:
         num_bottlenecks: re-parameterisable 3x3 blocks in each of a fuse block's two branches.
         feedforward_dim: inner width of the transformer layer (hybrid only).
         num_heads: attention heads of the transformer layer (hybrid only).
+        branch_convs: each branch of a fuse block ends in a 3x3 convolution.
     """
 
     kind: Literal["lite", "hybrid"]
@@ -81,6 +92,7 @@ class EncoderConfig:
     num_bottlenecks: int = 2
     feedforward_dim: int = 0
     num_heads: int = 8
+    branch_convs: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class DEIMv2Config:
     variant: str
     input_size: tuple[int, int]
     hidden_dim: int
-    backbone: BackboneConfig
+    backbone: BackboneConfig | ViTConfig
     encoder: EncoderConfig
     decoder: DecoderConfig
     num_classes: int = 80
@@ -150,9 +162,24 @@ class DEIMv2Config:
         levels = len(self.decoder.num_points)
         return tuple(32 >> (levels - 1 - i) for i in range(levels))
 
+    @property
+    def imagenet_normalisation(self) -> bool:
+        """Whether images enter with ImageNet's mean and deviation removed; otherwise in 0..1."""
+        return isinstance(self.backbone, ViTConfig)
+
     def with_num_classes(self, num_classes: int) -> DEIMv2Config:
         """The same network for another number of classes."""
         return replace(self, num_classes=num_classes)
+
+    def with_take_blocks(self, take_blocks: tuple[int, int, int]) -> DEIMv2Config:
+        """The same network, with the tokens of other transformer blocks.
+
+        Raises:
+            DataError: a backbone that is no transformer, or indices that cannot be.
+        """
+        if not isinstance(self.backbone, ViTConfig):
+            raise DataError(f"DEIMv2 {self.variant} has no transformer backbone whose blocks could be chosen")
+        return replace(self, backbone=replace(self.backbone, take_blocks=take_blocks))
 
     def with_input_size(self, height: int, width: int) -> DEIMv2Config:
         """The same network for another input size [px]."""
@@ -166,6 +193,22 @@ _STAGE2 = StageConfig(64, 32, 256, 1, True, False, 3)
 def _backbone(name: str, *stages: StageConfig) -> BackboneConfig:
     """Stages 1 and 2 are the same in every size; stride 16 and coarser are returned."""
     return BackboneConfig(name, (_STAGE1, _STAGE2, *stages), tuple(range(2, 2 + len(stages))))
+
+
+def _vit_variant(
+    variant: str, backbone: ViTConfig, encoder: tuple[float, int, int], ffn_dim: int, num_layers: int = 4
+) -> DEIMv2Config:
+    """What S to X have in common; ``encoder`` is (expansion, bottlenecks, feed-forward width)."""
+    return DEIMv2Config(
+        variant=variant,
+        input_size=(640, 640),
+        hidden_dim=backbone.map_channels,
+        backbone=backbone,
+        encoder=EncoderConfig("hybrid", encoder[0], encoder[1], encoder[2], branch_convs=False),
+        decoder=DecoderConfig(
+            300, (3, 6, 3), ffn_dim=ffn_dim, gateway=True, share_bbox_head=False, num_layers=num_layers
+        ),
+    )
 
 
 VARIANTS: Mapping[str, DEIMv2Config] = MappingProxyType(
@@ -204,9 +247,24 @@ VARIANTS: Mapping[str, DEIMv2Config] = MappingProxyType(
             encoder=EncoderConfig("hybrid", feedforward_dim=512),
             decoder=DecoderConfig(300, (6, 6), ffn_dim=256, gateway=True, share_bbox_head=False),
         ),
+        "s": _vit_variant("s", VIT_TINY, (0.34, 2, 512), ffn_dim=256),
+        "m": _vit_variant(
+            "m",
+            VIT_TINY_PLUS,
+            (0.67, 3, 512),
+            ffn_dim=256,
+        ),
+        "l": _vit_variant("l", VIT_SMALL, (1.0, 3, 896), ffn_dim=896),
+        "x": _vit_variant(
+            "x",
+            VIT_SMALL_PLUS,
+            (1.25, 4, 1024),
+            ffn_dim=1024,
+            num_layers=6,
+        ),
     }
 )
-"""The HGNetv2 variants by name. ``input_size`` is the size each was published at."""
+"""The variants by name: HGNetv2 backbones (atto to n), transformers (s to x). ``input_size`` is the published one."""
 
 
 def get_config(variant: str, num_classes: int | None = None) -> DEIMv2Config:

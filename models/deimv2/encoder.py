@@ -1,4 +1,4 @@
-"""Encoders between backbone and decoder: the hybrid one (variant n) and the lite one (atto, femto, pico)."""
+"""Encoders between backbone and decoder: the hybrid one (n to x) and the lite one (atto, femto, pico)."""
 
 from __future__ import annotations
 
@@ -61,12 +61,14 @@ class FuseBlock(nn.Module):
         super().__init__()
         channels = int(config.expansion * dim // 2)
         self.cv1 = ConvNorm(dim, 2 * dim, act=True)
-        self.cv2 = nn.Sequential(
-            CSPBlock(dim, channels, config.num_bottlenecks), ConvNorm(channels, channels, 3, act=True)
-        )
-        self.cv3 = nn.Sequential(
-            CSPBlock(channels, channels, config.num_bottlenecks), ConvNorm(channels, channels, 3, act=True)
-        )
+
+        def branch(in_channels: int) -> nn.Sequential:
+            layers: list[nn.Module] = [CSPBlock(in_channels, channels, config.num_bottlenecks)]
+            if config.branch_convs:
+                layers.append(ConvNorm(channels, channels, 3, act=True))
+            return nn.Sequential(*layers)
+
+        self.cv2, self.cv3 = branch(dim), branch(channels)
         self.cv4 = ConvNorm(2 * dim + 2 * channels, dim, act=True)
 
     def forward(self, x: Tensor) -> Tensor:

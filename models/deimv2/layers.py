@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["MLP", "ConvNorm", "QueryGroups", "RMSNorm", "SelfAttention", "SwiGLU", "fused_conv", "inverse_sigmoid"]
+__all__ = [
+    "MLP",
+    "ConvNorm",
+    "QueryGroups",
+    "RMSNorm",
+    "SelfAttention",
+    "SwiGLU",
+    "attend",
+    "fused_conv",
+    "inverse_sigmoid",
+]
 
 
 def inverse_sigmoid(x: Tensor, eps: float = 1e-5) -> Tensor:

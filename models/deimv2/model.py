@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from carpus.models.deimv2.config import DEIMv2Config
+from carpus.models.deimv2.config import DEIMv2Config, ViTConfig
 from carpus.models.deimv2.decoder import DecoderHeads, DecoderOutputs, Record, TransformerDecoder
 from carpus.models.deimv2.encoder import build_encoder
 from carpus.models.deimv2.hgnetv2 import HGNetv2
 from carpus.models.deimv2.layers import MLP, QueryGroups
+from carpus.models.deimv2.sta import ViTBackbone
 from carpus.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -178,6 +179,12 @@ def reset_score_head(head: nn.Module, prior: float = 0.01) -> None:
     nn.init.constant_(head.bias, -math.log((1.0 - prior) / prior))
 
 
+def _build_backbone(config: DEIMv2Config) -> HGNetv2 | ViTBackbone:
+    if isinstance(config.backbone, ViTConfig):
+        return ViTBackbone(config.backbone, config.input_size)
+    return HGNetv2(config.backbone)
+
+
 class DEIMv2(nn.Module):
     """DEIMv2 detector.
 
@@ -188,7 +195,7 @@ class DEIMv2(nn.Module):
     def __init__(self, config: DEIMv2Config) -> None:
         super().__init__()
         self.config = config
-        self.backbone = HGNetv2(config.backbone)
+        self.backbone = _build_backbone(config)
         self.decoder = DEIMTransformer(config)
         self.encoder = build_encoder(config)
 
@@ -203,7 +210,8 @@ class DEIMv2(nn.Module):
         """Detect.
 
         Args:
-            images: (B, 3, H, W) float in 0..1; H and W multiples of 32.
+            images: (B, 3, H, W) float, H and W multiples of 32; in 0..1, or normalised where
+                ``config.imagenet_normalisation``.
             targets: in training, per image {"labels": (n,) int64, "boxes": (n, 4) cxcywh in 0..1}; denoising queries
                 are made from them when ``denoising`` is not given.
             denoising: prepared denoising queries.

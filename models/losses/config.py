@@ -103,16 +103,19 @@ class CriterionConfig:
         return replace(self, matcher=replace(self.matcher, change_epoch=epoch))
 
 
-_SMALL = CriterionConfig(matcher=MatcherConfig(change_epoch=450))
+_LITE = CriterionConfig(matcher=MatcherConfig(change_epoch=450))
+_FULL = CriterionConfig(losses=("mal", "boxes", "local"), use_union_set=True)
 
 CRITERIA: Mapping[str, CriterionConfig] = MappingProxyType(
     {
-        "atto": _SMALL,
-        "femto": _SMALL,
-        "pico": _SMALL,
-        "n": CriterionConfig(
-            losses=("mal", "boxes", "local"), use_union_set=True, matcher=MatcherConfig(change_epoch=136)
-        ),
+        "atto": _LITE,
+        "femto": _LITE,
+        "pico": _LITE,
+        "n": _FULL.with_change_epoch(136),
+        "s": _FULL.with_change_epoch(100),
+        "m": _FULL.with_change_epoch(80),
+        "l": _FULL.with_change_epoch(50),
+        "x": _FULL.with_change_epoch(45),
     }
 )
 """Loss settings by DEIMv2 variant; epochs refer to the published schedule lengths."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,24 @@ from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder, compare_stored, input_array
 from tests.goldens.weights import fill_model
 
-__all__ = ["TOLERANCE_FACTOR", "Recorder", "check_forward", "check_schema", "filled_model", "reorder", "row_order"]
+__all__ = [
+    "ALTERNATIVE",
+    "TOLERANCE_FACTOR",
+    "Recorder",
+    "check_alternative",
+    "check_forward",
+    "check_schema",
+    "filled_model",
+    "reorder",
+    "row_order",
+]
 
 TOLERANCE_FACTOR = 4.0
 """A tensor passes within this many times the case's own float32-against-float64 deviation."""
+
+ALTERNATIVE = "io_alt_interaction_5_8_11"
+ALTERNATIVE_BLOCKS = (5, 8, 11)
+"""A further case of S and M: its files' stem, and the transformer blocks (from 0) it takes."""
 
 _MODULES = (
     (re.compile(r"decoder\.layers\.(\d+)\.ffn"), r"decoder.decoder.layers.\1.swish_ffn"),
@@ -27,7 +42,13 @@ _MODULES = (
     (re.compile(r"decoder\.layers\.(\d+)\.(self_attn|cross_attn)"), r"decoder.decoder.layers.\1.\2"),
     (re.compile(r"encoder\.aifi\.(\d+)"), r"encoder.encoder.\1"),
     (re.compile(r"(backbone|encoder)\.out\.(\d+)"), r"\1"),
+    (re.compile(r"vit\.(patch_embed|blocks\.\d+)"), r"backbone.dinov3.\1"),
+    (re.compile(r"vit\.rope_(sin|cos)"), r"backbone.dinov3.rope_embed"),
+    (re.compile(r"sta\.stem"), r"backbone.sta.stem"),
+    (re.compile(r"sta\.c(\d)"), r"backbone.sta.conv\1"),
 )
+
+_ROPE_OUTPUTS = {"vit.rope_sin": 0, "vit.rope_cos": 1}
 
 
 class Recorder:
@@ -47,13 +68,18 @@ class Recorder:
             for pattern, replacement in _MODULES:
                 if pattern.fullmatch(name):
                     path = pattern.sub(replacement, name)
+            if path not in modules:
+                path = path.replace("backbone.dinov3.", "backbone.dinov3._model.")
             if path in modules:
-                index = int(name.rsplit(".", 1)[1]) if ".out." in name else None
+                index = int(name.rsplit(".", 1)[1]) if ".out." in name else _ROPE_OUTPUTS.get(name)
                 self._handles.append(modules[path].register_forward_hook(self._hook(name, index)))
 
     def _hook(self, name: str, index: int | None):  # type: ignore[no-untyped-def]
         def hook(module: torch.nn.Module, args: object, output: object) -> None:
             tensor = output if index is None else output[index]  # type: ignore[index]
+            if name in _ROPE_OUTPUTS:
+                # the stored tables leave out the tokens ahead of the patches
+                tensor = tensor[module.prefix_tokens :]  # type: ignore[operator]
             if isinstance(tensor, torch.Tensor):
                 self(name, tensor)
 
@@ -69,8 +95,15 @@ class Recorder:
             handle.remove()
 
 
-def filled_model(case: Case, input_size: tuple[int, int] | None = None) -> tuple[DEIMv2, list[Check]]:
+def filled_model(
+    case: Case, input_size: tuple[int, int] | None = None, take_blocks: tuple[int, int, int] | None = None
+) -> tuple[DEIMv2, list[Check]]:
     """The case's model with the recipe's weights, and the checks made on the way.
+
+    Args:
+        case: names the variant, and its hyperparameters.
+        input_size: (height, width) [px] other than the case's.
+        take_blocks: transformer blocks other than the variant's.
 
     Raises:
         UnusableFolder: a variant that does not exist here.
@@ -83,6 +116,8 @@ def filled_model(case: Case, input_size: tuple[int, int] | None = None) -> tuple
     config = config.with_num_classes(int(hyper.get("num_classes", 80)))
     if input_size is None and "input_size_hw" in hyper:
         config = config.with_input_size(*hyper["input_size_hw"])
+    if take_blocks is not None:
+        config = config.with_take_blocks(take_blocks)
     model = DEIMv2(config).eval()
     return model, list(fill_model(model, case.schema))
 
@@ -109,21 +144,46 @@ def check_schema(case: Case) -> Iterator[Check]:
 
 def check_forward(case: Case) -> Iterator[Check]:
     """Every stored intermediate and final tensor of the eval forward."""
-    description, stored = case.json("case.json"), case.arrays("io.npz")
+    description = case.json("case.json")
     model, _ = filled_model(case)
-    specs = description["arrays"]
+    deviations = description["float64_check"]["max_abs_difference_float32_vs_float64"]
+    images = input_array(description["input"])
+    yield from _compare_forward(case, "io.npz", model, images, description["arrays"], deviations)
+
+
+def check_alternative(case: Case) -> Iterator[Check]:
+    """The eval forward with the tokens of other transformer blocks, which ``ALTERNATIVE_BLOCKS`` names."""
+    description = case.json(f"{ALTERNATIVE}.json")
+    model, _ = filled_model(case, take_blocks=ALTERNATIVE_BLOCKS)
+    images = input_array({"seed": description["input_seed"], "shape": [1, 3, *model.config.input_size]})
+    # The case states no deviation of its own; the like tensors of the main case hold the same operations.
+    deviations = {"pred_logits": 2.5e-4, "pred_boxes": 2.5e-5}
+    if case.has("case.json"):
+        deviations = case.json("case.json")["float64_check"]["max_abs_difference_float32_vs_float64"]
+    yield from _compare_forward(case, f"{ALTERNATIVE}.npz", model, images, description["arrays"], deviations)
+
+
+def _compare_forward(
+    case: Case,
+    arrays: str,
+    model: DEIMv2,
+    images: np.ndarray,
+    specs: Mapping[str, Any],
+    deviations: Mapping[str, float],
+) -> Iterator[Check]:
+    """Run a model and compare what ``specs`` describes with the arrays of a file."""
+    stored = case.arrays(arrays)
     recorder = Recorder(model, list(specs))
     with torch.inference_mode():
-        outputs = model(torch.from_numpy(input_array(description["input"])), record=recorder)
+        outputs = model(torch.from_numpy(images), record=recorder)
     recorder.close()
     tensors = {name: tensor.numpy() for name, tensor in {**recorder.tensors, **outputs}.items()}
-    deviations = description["float64_check"]["max_abs_difference_float32_vs_float64"]
 
     order = row_order(tensors["decoder.topk_index"], stored.get("decoder.topk_index"))
     queries = tensors["decoder.topk_index"].shape[1]
     for name, spec in specs.items():
         if name not in stored:
-            raise UnusableFolder(f"{case.folder / 'io.npz'}: has no array {name!r}, which case.json describes")
+            raise UnusableFolder(f"{case.folder / arrays}: has no array {name!r}, which its description names")
         if name not in tensors:
             yield Check(name, math.inf, 0, "this model records no such tensor")
             continue

@@ -23,7 +23,7 @@ from tests.goldens import (
 )
 from tests.goldens.case import Case, Check, Kind, UnusableFolder
 from tests.goldens.deimv2_deploy import check_deploy
-from tests.goldens.deimv2_forward import check_forward, check_schema
+from tests.goldens.deimv2_forward import ALTERNATIVE, check_alternative, check_forward, check_schema
 from tests.goldens.deimv2_train import check_train_forward
 
 __all__ = ["KINDS", "Summary", "find_cases", "run_folder"]
@@ -35,6 +35,7 @@ def _kinds() -> tuple[Kind, ...]:
     return (
         Kind("schema", "deimv2", (), check_schema),
         Kind("forward", "deimv2", ("case.json", "io.npz"), check_forward),
+        Kind("blocks", "deimv2", (f"{ALTERNATIVE}.json", f"{ALTERNATIVE}.npz"), check_alternative),
         Kind("deploy", "deimv2", ("deploy.json", "deploy.npz"), check_deploy),
         Kind("criterion", "deimv2", ("train.json", "train_criterion.npz"), check_criterion),
         Kind("training", "deimv2", ("train.json", "train_forward.npz"), check_train_forward),
