@@ -12,6 +12,9 @@ from carpus.models.deimv2.config import VARIANTS, get_config
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.losses.config import get_criterion_config
 from carpus.models.losses.criterion import DEIMCriterion
+from carpus.models.lw_detr import config as lw_detr_config
+from carpus.models.lw_detr.criterion import LWDETRCriterion, LWDETRCriterionConfig
+from carpus.models.lw_detr.model import LWDETR
 from carpus.models.mamba_yolo import config as mamba_yolo_config
 from carpus.models.mamba_yolo.model import MambaYOLO
 from carpus.models.yolo.loss import YOLOCriterion
@@ -64,9 +67,20 @@ def _mamba_yolo_criterion(variant: str, num_classes: int) -> YOLOCriterion:
     return YOLOCriterion(mamba_yolo_config.get_loss_config(variant, num_classes))
 
 
+def _lw_detr(variant: str, num_classes: int, input_size: tuple[int, int] | None) -> LWDETR:
+    config = lw_detr_config.get_config(variant, num_classes)
+    return LWDETR(config if input_size is None else config.with_input_size(*input_size))
+
+
+def _lw_detr_criterion(variant: str, num_classes: int) -> LWDETRCriterion:
+    groups = lw_detr_config.get_config(variant).decoder.num_groups
+    return LWDETRCriterion(LWDETRCriterionConfig(num_classes, groups))
+
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "deimv2": Family(tuple(VARIANTS), _deimv2, _deimv2_criterion),
+        "lw_detr": Family(tuple(lw_detr_config.VARIANTS), _lw_detr, _lw_detr_criterion),
         "yolo_master": Family(tuple(yolo_master_config.VARIANTS), _yolo_master, _yolo_master_criterion),
         "mamba_yolo": Family(tuple(mamba_yolo_config.VARIANTS), _mamba_yolo, _mamba_yolo_criterion),
     }

@@ -190,6 +190,7 @@ KINDS = (
     Kind("padded", "lwdetr", ("io_padded.json", "io_padded.npz"), lw_detr_forward.check_padded),
     Kind("deploy", "lwdetr", ("deploy.json", "deploy.npz"), lw_detr_forward.check_deploy),
     Kind("criterion", "lwdetr", ("train.json", "train_criterion.npz"), check_criterion),
-    Kind("training", "lwdetr", ("train.json", "train_forward.npz"), check_train_forward),
+    # train.json also describes the criterion, so it may be there without this one
+    Kind("training", "lwdetr", ("train.json", "train_forward.npz"), check_train_forward, optional=True),
 )
 """The kinds of the LW-DETR family, as its reference data names it."""

@@ -1,0 +1,94 @@
+"""Published LW-DETR weights: every layout, another class set, and what is said when they do not fit."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from carpus.models.lw_detr.checkpoint import load_into, load_state, read_official
+from carpus.models.lw_detr.model import LWDETR
+from carpus.runtime.errors import DataError
+from tests.tiny_lw_detr import small_config
+
+
+def fresh(num_classes: int = 4, seed: int = 0) -> LWDETR:
+    torch.manual_seed(seed)
+    return LWDETR(small_config().with_num_classes(num_classes))
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Tensor]:
+    return fresh(seed=1).state_dict()
+
+
+class Settings:
+    """Something that a file must not make."""
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: {"model": s},
+        lambda s: {"model": s, "ema_model": {}, "epoch": 3, "args": argparse.Namespace(lr=1e-4, names=["a"])},
+        lambda s: {"model": {f"module.{name}": value for name, value in s.items()}},
+        lambda s: s,
+    ],
+    ids=["model", "training", "data-parallel", "plain"],
+)
+def test_official_layouts(wrap: Any, state: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(wrap(state), tmp_path / "w.pth")
+    model = fresh()
+    assert f"{len(state)} entries, all heads" in load_into(model, tmp_path / "w.pth")
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_averaged_weights(state: dict[str, Tensor], tmp_path: Path) -> None:
+    zeros = {name: value * 0 for name, value in state.items()}
+    torch.save({"model": zeros, "ema_model": state}, tmp_path / "w.pth")
+    averaged = read_official(tmp_path / "w.pth", averaged=True)
+    assert all(torch.equal(averaged[name], state[name]) for name in state)
+    torch.save({"model": zeros}, tmp_path / "none.pth")
+    with pytest.raises(DataError, match="no averaged weights under 'ema_model'"):
+        read_official(tmp_path / "none.pth", averaged=True)
+
+
+def test_objects_of_other_classes_are_refused(state: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save({"model": state, "args": Settings()}, tmp_path / "w.pth")
+    with pytest.raises(DataError, match="holds other things than weights and plain values"):
+        read_official(tmp_path / "w.pth")
+
+
+def test_another_class_set_keeps_all_but_the_class_rows(state: dict[str, Tensor]) -> None:
+    model = fresh(num_classes=7)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = load_state(model, state, "w", other_classes=True)
+    groups = model.config.decoder.num_groups
+    assert len(report.reinitialised) == 2 * (groups + 1)
+    for name, value in model.state_dict().items():
+        expected = before[name] if "class_embed" in name else state[name]
+        assert ("class_embed" in name) == (name in report.reinitialised)
+        assert torch.equal(value, expected), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("query_feat.weight"), "1 missing: query_feat.weight"),
+        (lambda s: s.update(extra=torch.zeros(1)), "1 unknown: extra"),
+        (lambda s: s.update({"class_embed.bias": torch.zeros(9)}), r"class_embed.bias is \(9,\), expected \(4,\)"),
+        (lambda s: s.update({"refpoint_embed.weight": torch.zeros(9, 4)}), r"refpoint_embed.weight is \(9, 4\)"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_loaded(change: Any, message: str, state: dict[str, Tensor]) -> None:
+    wrong = dict(state)
+    change(wrong)
+    model = fresh()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(DataError, match=message):
+        load_state(model, wrong, "w")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
