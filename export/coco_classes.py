@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["COCO_CLASSES"]
+__all__ = ["COCO_CATEGORY_IDS", "COCO_CLASSES"]
 
 COCO_CLASSES: tuple[tuple[str, int], ...] = (
     ("person", 1),
@@ -87,3 +87,10 @@ COCO_CLASSES: tuple[tuple[str, int], ...] = (
     ("toothbrush", 90),
 )
 """(name, category id in COCO's files) in the order of the contiguous class ids; ten ids of 1..90 are unused."""
+
+_NAMES = {number: name for name, number in COCO_CLASSES}
+
+COCO_CATEGORY_IDS: tuple[tuple[str, int], ...] = tuple(
+    (_NAMES.get(number, f"unused {number}"), number) for number in range(91)
+)
+"""Classes of networks whose class ids are COCO's category ids; those that COCO never used are named so."""

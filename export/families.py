@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from carpus.models.deimv2.checkpoint import load_state
+from carpus.models.deimv2.checkpoint import load_state, read_state
 from carpus.models.deimv2.deploy import deploy
 from carpus.models.deimv2.model import DEIMv2
+from carpus.models.lw_detr import checkpoint as lw_detr_checkpoint
+from carpus.models.lw_detr.deploy import deploy as deploy_lw_detr
+from carpus.models.lw_detr.model import LWDETR
+from carpus.models.lw_detr.preprocess import lw_detr_preprocess
 from carpus.models.predict import deimv2_preprocess
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import Preprocess
@@ -30,6 +35,8 @@ class ExportFamily:
         load: (module, weights by name, source named in errors) -> fills the module, which they must fit exactly.
         stride: greatest stride of the feature maps [px].
         top_k: most detections an image.
+        read: a published file -> weights by name.
+        class_head: name of a weight with one row a class.
     """
 
     deploy: Callable[[nn.Module], nn.Module]
@@ -38,6 +45,8 @@ class ExportFamily:
     load: Callable[[nn.Module, Mapping[str, Tensor], str], None]
     stride: int = 32
     top_k: int = 300
+    read: Callable[[Path], dict[str, Tensor]] = read_state
+    class_head: str = "decoder.enc_score_head.weight"
 
 
 def _as_deimv2(module: nn.Module) -> DEIMv2:
@@ -62,8 +71,40 @@ def _load_deimv2(module: nn.Module, state: Mapping[str, Tensor], source: str) ->
     load_state(_as_deimv2(module), state, source)
 
 
+def _as_lw_detr(module: nn.Module) -> LWDETR:
+    if not isinstance(module, LWDETR):
+        raise DataError(f"family 'lw_detr' exports an LWDETR module, got {type(module).__name__}")
+    return module
+
+
+def _deploy_lw_detr(module: nn.Module) -> nn.Module:
+    return deploy_lw_detr(_as_lw_detr(module))
+
+
+def _lw_detr_input_size(module: nn.Module) -> tuple[int, int]:
+    return _as_lw_detr(module).config.input_size
+
+
+def _preprocess_lw_detr(module: nn.Module, input_size: tuple[int, int]) -> Preprocess:
+    return lw_detr_preprocess(input_size)
+
+
+def _load_lw_detr(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    lw_detr_checkpoint.load_state(_as_lw_detr(module), state, source)
+
+
 EXPORT_FAMILIES: Mapping[str, ExportFamily] = MappingProxyType(
-    {"deimv2": ExportFamily(_deploy_deimv2, _preprocess_deimv2, _deimv2_input_size, _load_deimv2)}
+    {
+        "deimv2": ExportFamily(_deploy_deimv2, _preprocess_deimv2, _deimv2_input_size, _load_deimv2),
+        "lw_detr": ExportFamily(
+            _deploy_lw_detr,
+            _preprocess_lw_detr,
+            _lw_detr_input_size,
+            _load_lw_detr,
+            read=lw_detr_checkpoint.read_official,
+            class_head="class_embed.weight",
+        ),
+    }
 )
 """Families by name."""
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from carpus.export.coco_classes import COCO_CLASSES
+from carpus.export.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from carpus.export.families import get_family
 from carpus.export.pipeline import ExportSource
 from carpus.export.provenance import file_sha256
 from carpus.models.build import build_model
 from carpus.models.data.coco import CategoryMap
-from carpus.models.deimv2.checkpoint import read_state
 from carpus.models.engine_checkpoint import is_training_checkpoint, load_trained_weights
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import ClassInfo
@@ -36,7 +35,7 @@ def load_source(
     """Read a checkpoint and build its network.
 
     A Carpus training checkpoint says itself what it is; for other files family and variant must be given, and the
-    classes unless they are COCO's 80.
+    classes unless they are COCO's 80 or its category ids 0..90.
 
     Args:
         checkpoint: a Carpus training checkpoint (``best.pt``), or published weights (.pth, .safetensors).
@@ -125,25 +124,27 @@ def _from_published(path: Path, family: str | None, variant: str | None, classes
             f"Checkpoint {path} is not a Carpus training checkpoint, so it does not say what it is; give --family and "
             "--variant."
         )
-    state = read_state(path)
-    head = state.get("decoder.enc_score_head.weight")
+    entry = get_family(family)
+    state = entry.read(path)
+    head = state.get(entry.class_head)
     if head is None:
         raise DataError(
-            f"Checkpoint {path} has no weight 'decoder.enc_score_head.weight', so it is not a {family} {variant}; its "
+            f"Checkpoint {path} has no weight {entry.class_head!r}, so it is not a {family} {variant}; its "
             f"first names are {_some(list(state))}."
         )
     count = len(head)
     if classes is None:
-        if count != len(COCO_CLASSES):
+        known = {len(table): table for table in (COCO_CLASSES, COCO_CATEGORY_IDS)}
+        if count not in known:
             raise DataError(
                 f"Checkpoint {path} has {count} classes and does not name them; give --class-names or --dataset."
             )
-        classes = CategoryMap(tuple(name for name, _ in COCO_CLASSES), tuple(number for _, number in COCO_CLASSES))
+        classes = CategoryMap(tuple(name for name, _ in known[count]), tuple(number for _, number in known[count]))
     if len(classes) != count:
         raise DataError(f"Checkpoint {path} has {count} classes, {len(classes)} names were given.")
     module = build_model(family, variant, count)
-    get_family(family).load(module, state, f"checkpoint {path}")
-    return module, family, variant, get_family(family).input_size(module), classes, {}
+    entry.load(module, state, f"checkpoint {path}")
+    return module, family, variant, entry.input_size(module), classes, {}
 
 
 def _some(items: Sequence[str], count: int = 3) -> str:
