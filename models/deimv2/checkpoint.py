@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from carpus.models.deimv2.backbone_checkpoint import is_transformer_only, load_transformer
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.torch_file import load_plain
 from carpus.runtime.errors import DataError
@@ -153,13 +154,18 @@ def load_state(model: DEIMv2, state: Mapping[str, Tensor], source: str, *, other
 def load_into(model: DEIMv2, path: Path) -> str:
     """Start a network from a published file; score heads start anew when the number of classes differs.
 
+    A file with a transformer alone (a distilled backbone, or DINOv3's own) fills the backbone's transformer.
+
     Returns:
         One line that says what was taken.
 
     Raises:
         DataError: see ``read_state`` and ``load_state``.
     """
-    report = load_state(model, read_state(path), f"checkpoint {path}", other_classes=True)
+    state = read_state(path)
+    if is_transformer_only(state):
+        return load_transformer(model, state, f"checkpoint {path}").describe(path)
+    report = load_state(model, state, f"checkpoint {path}", other_classes=True)
     heads = "all heads" if not report.reinitialised else "score heads start anew for the other classes"
     return f"starting from {path} (published weights, {report.loaded} entries, {heads})"
 

@@ -31,7 +31,7 @@ class RotaryEmbedding(nn.Module):
 
     Args:
         head_dim: width of an attention head; a multiple of 4.
-        grid_size: (height, width) [patches] whose angles are stored; those of other grids are computed when needed.
+        grid_size: (height, width) [patches] whose sines and cosines `fuse` stores.
         prefix_tokens: tokens ahead of the patches, which are not rotated.
         base: ratio of the longest period to the shortest.
         rescale: in training the coordinates are multiplied by a factor log-uniform in (1 / rescale, rescale), drawn at
@@ -45,27 +45,33 @@ class RotaryEmbedding(nn.Module):
         self.prefix_tokens = prefix_tokens
         self.rescale = rescale
         self.grid_size = grid_size
-        self.base = base
         self.periods: Tensor
-        self.angles: Tensor
+        self.table: Tensor | None
         quarter = head_dim // 4
         # the exponent in float32 steps, as published files hold the result
         exponents = 2.0 * torch.arange(quarter, dtype=torch.float32) / (head_dim // 2)
         self.register_buffer("periods", base**exponents)
-        self.register_buffer("angles", self._angles(*grid_size), persistent=False)
+        self.register_buffer("table", None, persistent=False)
+
+    def fuse(self) -> None:
+        """Store the result for the configured grid, in place. Not to be trained afterwards."""
+        angles = self._angles(*self.grid_size)
+        self.table = torch.stack([angles.sin(), angles.cos()])
 
     def _angles(self, height: int, width: int) -> Tensor:
         """(prefix + height * width, head_dim) angles [rad]; zero, which rotates by nothing, for the prefix."""
-        like = {"dtype": self.periods.dtype, "device": self.periods.device}
-        y = (torch.arange(height, **like) + 0.5) / height * 2.0 - 1.0
-        x = (torch.arange(width, **like) + 0.5) / width * 2.0 - 1.0
+        dtype, device = self.periods.dtype, self.periods.device
+        y = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height * 2.0 - 1.0
+        x = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width * 2.0 - 1.0
         centres = torch.stack(torch.meshgrid(y, x, indexing="ij"), -1).reshape(-1, 2)
         angles = (2.0 * math.pi * centres[:, :, None] / self.periods).flatten(1).tile(2)
         return torch.cat([angles.new_zeros(self.prefix_tokens, angles.shape[1]), angles])
 
     def forward(self, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Sine and cosine, (prefix + height * width, head_dim) each, of a grid of patches."""
-        angles = self.angles if (height, width) == self.grid_size else self._angles(height, width)
+        if self.table is not None and (height, width) == self.grid_size:
+            return self.table[0], self.table[1]
+        angles = self._angles(height, width)
         if self.training and self.rescale != 1.0:
             bound = math.log(self.rescale)
             angles = angles * torch.empty((), device=angles.device).uniform_(-bound, bound).exp()
