@@ -62,11 +62,11 @@ class Attention(nn.Module):
         """Fold bias mask and softmax scale into the projection, in place. Does nothing the second time."""
         with torch.no_grad():
             if isinstance(self.qkv, MaskedLinear) and self.qkv.bias_mask is not None:
-                self.qkv.bias *= self.qkv.bias_mask
+                self.qkv.bias.mul_(self.qkv.bias_mask)
                 self.qkv.bias_mask = None
             if self.query_scale is not None:
-                self.qkv.weight[: self.proj.in_features] *= self.query_scale
-                self.qkv.bias[: self.proj.in_features] *= self.query_scale
+                self.qkv.weight[: self.proj.in_features].mul_(self.query_scale)
+                self.qkv.bias[: self.proj.in_features].mul_(self.query_scale)
                 self.query_scale = None
 
     def forward(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
@@ -149,8 +149,8 @@ class Block(nn.Module):
             scale = getattr(self, name)
             if isinstance(scale, LayerScale):
                 with torch.no_grad():
-                    linear.weight *= scale.gamma[:, None]
-                    linear.bias *= scale.gamma
+                    linear.weight.mul_(scale.gamma[:, None])
+                    linear.bias.mul_(scale.gamma)
                 setattr(self, name, nn.Identity())
 
     def forward(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:

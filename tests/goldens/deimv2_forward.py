@@ -13,6 +13,7 @@ import torch
 from carpus.models.deimv2.config import get_config
 from carpus.models.deimv2.deploy import deploy
 from carpus.models.deimv2.model import DEIMv2
+from carpus.models.deimv2.rope import RotaryEmbedding
 from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder, compare_stored, input_array
 from tests.goldens.weights import fill_model
@@ -77,10 +78,10 @@ class Recorder:
     def _hook(self, name: str, index: int | None):  # type: ignore[no-untyped-def]
         def hook(module: torch.nn.Module, args: object, output: object) -> None:
             tensor = output if index is None else output[index]  # type: ignore[index]
-            if name in _ROPE_OUTPUTS:
+            if isinstance(tensor, torch.Tensor) and isinstance(module, RotaryEmbedding):
                 # the stored tables leave out the tokens ahead of the patches
-                tensor = tensor[module.prefix_tokens :]  # type: ignore[operator]
-            if isinstance(tensor, torch.Tensor):
+                self(name, tensor[module.prefix_tokens :])
+            elif isinstance(tensor, torch.Tensor):
                 self(name, tensor)
 
         return hook
