@@ -58,4 +58,10 @@ def _table(rows: list[ModelRow]) -> str:
     lines.append(
         "deployed: the form and count of the authors; exported: every norm folded, training-only parts dropped"
     )
+    unseen = [f"{row.variant} {row.attention_gflops:.1f}" for row in rows if row.attention_gflops]
+    if unseen:
+        lines += [
+            "GFLOPs leave out, as the authors' counter does, products between the tokens of",
+            f"transformer backbones: {', '.join(unseen)}",
+        ]
     return "\n".join(lines) + "\n"

@@ -10,11 +10,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from carpus.models.build import FAMILIES, build_model
+from carpus.models.deimv2.config import DEIMv2Config, ViTConfig
 from carpus.models.deimv2.deploy import deploy
 from carpus.models.deimv2.model import DEIMv2
 from carpus.runtime.errors import DataError
 
-__all__ = ["PUBLISHED", "ModelRow", "PublishedFigures", "count_gflops", "model_table"]
+__all__ = ["PUBLISHED", "ModelRow", "PublishedFigures", "attention_gflops", "count_gflops", "model_table"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ class ModelRow:
         trainable_params: parameters that training updates.
         deploy_params: parameters of the deployed form as the authors count it.
         fused_params: parameters of the form that this project exports.
-        gflops: 2 x multiply-accumulates in 1e9 of convolutions and matrix products, deployed form, one image.
+        gflops: 2 x multiply-accumulates in 1e9 of convolutions and matrix products, deployed form, one image, as the
+            authors count it: without ``attention_gflops``.
+        attention_gflops: the same of the products between tokens in a transformer backbone. The authors' counter does
+            not see them, because they happen inside one fused operation.
         published: the authors' figures, or None.
     """
 
@@ -72,6 +76,7 @@ class ModelRow:
     fused_params: int
     gflops: float
     published: PublishedFigures | None
+    attention_gflops: float = 0.0
 
 
 def count_gflops(model: nn.Module, input_size: tuple[int, int]) -> float:
@@ -84,6 +89,16 @@ def count_gflops(model: nn.Module, input_size: tuple[int, int]) -> float:
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, *input_size))
     return counter.get_total_flops() / 1e9
+
+
+def attention_gflops(config: DEIMv2Config) -> float:
+    """2 x multiply-accumulates in 1e9 of q k^T and softmax(.) v in all blocks of a transformer backbone, one image."""
+    vit = config.backbone
+    if not isinstance(vit, ViTConfig):
+        return 0.0
+    height, width = config.input_size
+    tokens = height // vit.patch_size * (width // vit.patch_size) + 1 + vit.storage_tokens
+    return 4 * tokens**2 * vit.dim * vit.depth / 1e9
 
 
 def model_table(families: Iterable[str] | None = None) -> list[ModelRow]:
@@ -105,7 +120,7 @@ def _row(family: str, variant: str) -> ModelRow:
     if not isinstance(model, DEIMv2):
         raise DataError(f"no figures are counted for family {family!r}")
     official, fused = deploy(model, fuse="official"), deploy(model)
-    size = model.config.input_size
+    size, unseen = model.config.input_size, attention_gflops(model.config)
     return ModelRow(
         family=family,
         variant=variant,
@@ -113,6 +128,7 @@ def _row(family: str, variant: str) -> ModelRow:
         trainable_params=sum(p.numel() for p in model.parameters() if p.requires_grad),
         deploy_params=sum(p.numel() for p in official.parameters()),
         fused_params=sum(p.numel() for p in fused.parameters()),
-        gflops=count_gflops(official, size),
+        gflops=count_gflops(official, size) - unseen,
         published=PUBLISHED.get((family, variant)),
+        attention_gflops=unseen,
     )

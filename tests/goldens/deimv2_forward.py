@@ -147,8 +147,8 @@ def check_forward(case: Case) -> Iterator[Check]:
     """Every stored intermediate and final tensor of the eval forward."""
     description = case.json("case.json")
     model, _ = filled_model(case)
-    deviations = description["float64_check"]["max_abs_difference_float32_vs_float64"]
     images = input_array(description["input"])
+    deviations = description["float64_check"]["max_abs_difference_float32_vs_float64"]
     yield from _compare_forward(case, "io.npz", model, images, description["arrays"], deviations)
 
 
