@@ -128,7 +128,8 @@ class Transformer(nn.Module):
         best, index = scores.topk(self.num_queries, 1)
         rows = index[..., None]
         taken = normed.gather(1, rows.expand(-1, -1, normed.shape[2]))
-        base = proposals.expand(memory.shape[0], -1, -1).gather(1, rows.expand(-1, -1, 4))
+        # An expanded batch would put its size into the exported graph
+        base = proposals[0][index] if proposals.shape[0] == 1 else proposals.gather(1, rows.expand(-1, -1, 4))
         boxes = reparameterised(self.enc_out_bbox_embed[group](taken), base)
         if record:
             record("enc.masked_memory", memory)
@@ -197,7 +198,9 @@ class LWDETR(nn.Module):
         enc_logits = torch.cat([logits for _, logits, _ in selected], 1)
 
         rows = groups * queries
-        content = self.query_feat.weight[:rows].expand(images.shape[0], -1, -1)
+        content = self.query_feat.weight[None, :rows]  # one row for all images, until positions are added
+        if self.training:
+            content = content.expand(images.shape[0], -1, -1)
         reference = reparameterised(self.refpoint_embed.weight[:rows], enc_boxes.detach())
         if record:
             record("enc.topk_index", torch.stack([index for _, _, index in selected]))
