@@ -38,6 +38,11 @@ def initialise(model: nn.Module, path: Path, categories: CategoryMap) -> str:
         raise DataError(f"Checkpoint {path} to start from does not exist.")
     if not is_training_checkpoint(path):
         from carpus.models.deimv2.checkpoint import load_into
+        from carpus.models.lw_detr import checkpoint as lw_detr_checkpoint
+        from carpus.models.lw_detr.model import LWDETR
+
+        if isinstance(model, LWDETR):
+            return lw_detr_checkpoint.load_into(model, path)
 
         return load_into(cast(Any, model), path)
     weights = load_trained_weights(path)

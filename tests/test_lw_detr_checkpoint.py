@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from carpus.models.data.coco import CategoryMap
+from carpus.models.engine_init import initialise
 from carpus.models.lw_detr.checkpoint import load_into, load_state, read_official
 from carpus.models.lw_detr.model import LWDETR
 from carpus.runtime.errors import DataError
@@ -45,6 +47,14 @@ def test_official_layouts(wrap: Any, state: dict[str, Tensor], tmp_path: Path) -
     model = fresh()
     assert f"{len(state)} entries, all heads" in load_into(model, tmp_path / "w.pth")
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_training_starts_from_a_published_file(state: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save({"model": state}, tmp_path / "w.pth")
+    model = fresh(num_classes=2)
+    line = initialise(model, tmp_path / "w.pth", CategoryMap(("cup", "box"), (1, 2)))
+    assert line.endswith("class heads start anew for the other classes)")
+    assert torch.equal(model.query_feat.weight, state["query_feat.weight"])
 
 
 def test_averaged_weights(state: dict[str, Tensor], tmp_path: Path) -> None:

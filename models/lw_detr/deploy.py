@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import nn
 
 from carpus.models.lw_detr.model import LWDETR
 from carpus.models.lw_detr.projector import ConvX
+from carpus.models.lw_detr.vit import ViT
 
 __all__ = ["deploy"]
 
@@ -38,7 +40,7 @@ def deploy(model: LWDETR, *, fuse: bool = True) -> LWDETR:
         for module in slim.modules():
             if isinstance(module, ConvX):
                 module.fuse()
-        encoder = slim.backbone[0].encoder
+        encoder = cast(ViT, slim.get_submodule("backbone.0.encoder"))
         patch = slim.config.encoder.patch_size
         encoder.fix_positions(slim.config.input_size[0] // patch, slim.config.input_size[1] // patch)
         encoder.pos_embed = nn.Parameter(torch.empty(0), requires_grad=False)
