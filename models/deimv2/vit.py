@@ -208,7 +208,8 @@ class VisionTransformer(nn.Module):
         """(B, 3, H, W) -> a map (B, dim, H/16, W/16) for every block that is taken."""
         height, width = images.shape[2] // self.patch_size, images.shape[3] // self.patch_size
         patches = self.patch_embed(images)
-        x = torch.cat([self._prefix().expand(patches.shape[0], -1, -1), patches], 1)
+        # Padding instead of concatenation: an exported graph then needs no batch size at run time.
+        x = F.pad(patches, (0, 0, self.prefix_tokens, 0)) + F.pad(self._prefix(), (0, 0, 0, height * width))
         sin, cos = self.rope_embed(height, width)
         maps = []
         for i, block in enumerate(self.blocks):
