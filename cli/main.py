@@ -25,12 +25,14 @@ class Command:
         name: name of a dataclass with a `run() -> int` method; its fields are the command's options.
         summary: one line for the overview.
         extra: the optional-dependency group that provides what the module imports; empty for the base install.
+        resumes: whether the same command goes on where an interruption left it.
     """
 
     module: str
     name: str
     summary: str
     extra: str = ""
+    resumes: bool = False
 
 
 COMMANDS: dict[str, Command] = {
@@ -39,11 +41,11 @@ COMMANDS: dict[str, Command] = {
     "verify": Command("carpus.cli.verify", "Verify", "run every backend against the bundle's stored reference"),
     "export": Command("carpus.cli.export", "Export", "checkpoint -> verified bundle (ONNX, OpenVINO)", "export"),
     "evaluate": Command("carpus.cli.evaluate", "Evaluate", "COCO AP of a bundle on a dataset", "train"),
-    "train": Command("carpus.cli.train", "Train", "train or fine-tune a detector on COCO data", "train"),
+    "train": Command("carpus.cli.train", "Train", "train or fine-tune a detector on COCO data", "train", True),
     "models": Command(
         "carpus.cli.models", "Models", "parameters and GFLOPs of every variant, beside the paper's", "train"
     ),
-    "sim dataset": Command("carpus.cli.sim", "SimDataset", "render a labelled tabletop dataset", "sim"),
+    "sim dataset": Command("carpus.cli.sim", "SimDataset", "render a labelled tabletop dataset", "sim", True),
     "sim preview": Command("carpus.cli.sim", "SimPreview", "contact sheet of rendered scenes with their boxes", "sim"),
 }
 
@@ -89,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"carpus {name}: cannot use {str(error.filename)!r}: {error.strerror}; name another path\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write(f"\ncarpus {name}: interrupted; finished work is kept, the same command goes on from it\n")
+        outcome = "finished work is kept, the same command goes on from it" if command.resumes else "run it again"
+        sys.stderr.write(f"\ncarpus {name}: interrupted; {outcome}\n")
         return 130
 
 

@@ -44,7 +44,7 @@ def write_report(layout: Layout, stages: Sequence[Stage], seconds: Mapping[str, 
         (
             "<h1>Carpus: from a simulated tabletop to a ROS 2 node</h1>",
             f"<p class='note'>DEIMv2-Atto, {len(manifest['classes'])} classes, fine-tuned for a new site on this"
-            " machine. Every figure on this page was measured by the run that wrote it.</p>",
+            " machine. Every figure on this page was measured here, by the stages listed at its end.</p>",
             _ap_section(before, after),
             _frames_section(out / "detections" / "annotated"),
             _parity_section(manifest),
@@ -122,18 +122,23 @@ def _latency_section(bench: Mapping[str, Any]) -> str:
 
 
 def _ros_section(folder: Path) -> str:
-    rows = [(key.replace("_", " "), _cell(value)) for key, value in _flat(_read(folder / "summary.json"))]
+    summary = _read(folder / "summary.json")
+    classes = ", ".join(f"{count} {name}" for name, count in summary.pop("classes", {}).items())
+    rows = [(key.replace("_", " "), _cell(value)) for key, value in _flat(summary)]
+    rows.append(("objects in all frames", classes or "none"))
     videos = sorted(folder.glob("*.mp4"))
     video = f"<video controls muted loop src='{_data(videos[0], 'video/mp4')}'></video>" if videos else ""
     return (
         "<h2>The ROS 2 graph</h2><p>Three processes over DDS: simulated head camera, detector (lifecycle node), "
-        f"recorder. The video is what the recorder saw.</p>{video}" + _table(("", ""), rows)
+        "recorder. The video is what the recorder saw. The detector's own counts are its last report's, up to a second "
+        f"older than the recorder's.</p>{video}" + _table(("what", "measured"), rows)
     )
 
 
 def _stages_section(stages: Sequence[Stage], seconds: Mapping[str, float]) -> str:
     rows = [(stage.title, f"{seconds.get(stage.name, 0.0):.0f}") for stage in stages]
-    return "<h2>Where the time went</h2>" + _table(
+    note = "<p>Of a stage that was interrupted, the time since it went on.</p>"
+    return f"<h2>Where the time went</h2>{note}" + _table(
         ("stage", "seconds"), [*rows, ("all", f"{sum(seconds.values()):.0f}")]
     )
 

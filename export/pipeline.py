@@ -155,7 +155,7 @@ def export_bundle(
     if not pictures:
         raise DataError("export: expected at least one picture for the parity gate, got none")
     # What cannot be used is refused before the long work.
-    BundleWriter(out)
+    BundleWriter(out).probe()
     spec = Postprocess(top_k=family.top_k, score_threshold=score_threshold)
 
     if network is None:

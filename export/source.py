@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,12 @@ def _from_published(path: Path, family: str | None, variant: str | None, classes
         start = file.read(2)
     if path.suffix != ".safetensors" and start[:1] != b"\x80" and start != b"PK":
         # torch's unpickler answers other files with whatever error their bytes happen to cause
-        raise DataError(f"Checkpoint {path} is no file of torch.save and no .safetensors; it starts with {start!r}.")
+        raise DataError(
+            f"Checkpoint {path} is no file of torch.save and no .safetensors; it starts with {start!r}. Give a "
+            "training's best.pt or published weights."
+        )
+    if start == b"PK" and not zipfile.is_zipfile(path):
+        raise DataError(f"Checkpoint {path} is cut off; copy it again.")
     if family is None or variant is None:
         raise DataError(
             f"Checkpoint {path} is not a Carpus training checkpoint, so it does not say what it is; give --family and "

@@ -57,6 +57,20 @@ class BundleWriter:
         if self.path.is_file() and not self.zipped:
             raise BundleError(f"bundle {str(self.path)!r}: a file is there; name another target or remove it")
 
+    def probe(self) -> None:
+        """Find out before long work whether the target can be written.
+
+        Raises:
+            BundleError: it cannot.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent)).rmdir()
+        except OSError as error:
+            raise BundleError(
+                f"bundle {str(self.path)!r}: cannot be written there ({error.strerror}); name another target"
+            ) from None
+
     def _replaceable(self) -> bool:
         return (self.path / MANIFEST_NAME).is_file() or not any(self.path.iterdir())
 

@@ -136,6 +136,11 @@ def _launch(config: TrainConfig) -> lightning_fabric.Fabric:
 def _datasets(config: TrainConfig) -> tuple[CocoDataset, CocoDataset | None]:
     annotations, images = locate_split(config.data, "train", config.images)
     data = load_coco(annotations, images, bad_boxes=config.bad_boxes)
+    if not any((~image.crowd).any() for image in data):
+        raise DataError(
+            f"{annotations}: none of the {len(data)} images has an object (crowds aside), so there is nothing to "
+            "learn; check that it holds the annotations"
+        )
     val_path = config.val
     if val_path is None:
         root = Path(config.data)

@@ -54,8 +54,9 @@ PARITY: Mapping[str, ParityLimits] = MappingProxyType(
     {
         # The shipped DEIMv2-Atto on 100 held-out images (benchmarks/parity.py): 0.0006 px and 0.00001, the same AP.
         "fp32": ParityLimits(max_box_px=0.05, max_score=1e-4),
-        # The same run: 0.66 px and 0.040 among the detections that count, AP 0.0004 lower.
-        "fp16": ParityLimits(max_box_px=2.0, max_score=0.1, replaced_share=0.0, score_floor=0.3, min_queries=1),
+        # The same run: 0.58 px and 0.012 among the detections that count, AP the same to three decimals. On drawn
+        # pictures, which no detector was trained on, up to 1.9 px and 0.04.
+        "fp16": ParityLimits(max_box_px=3.0, max_score=0.1, replaced_share=0.0, score_floor=0.3, min_queries=1),
     }
 )
 """Limits by the precision of an artefact's weights."""

@@ -34,7 +34,7 @@ def scan_blocks(dt: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tuple
     Returns:
         (L, b, G, d) outputs and the (b, G, N, d) last state. Gradients are of first order only.
     """
-    return _Scan.apply(dt, x, A, B, C)  # type: ignore[no-untyped-call]
+    return _Scan.apply(dt, x, A, B, C)
 
 
 class _Scan(torch.autograd.Function):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import platform
 from dataclasses import dataclass
 from typing import Literal
@@ -100,7 +101,7 @@ def open_backend(
     Args:
         bundle: the open bundle.
         backend: a name in :data:`BACKENDS`, or "auto".
-        num_threads: threads for one inference, or None for the backend's choice.
+        num_threads: threads for one inference, at most one a core, or None for the backend's choice.
         precision: precision of the artefact, or None for the first listed of the backend's best format.
 
     Raises:
@@ -109,6 +110,10 @@ def open_backend(
     """
     if num_threads is not None and num_threads < 1:
         raise BackendError(f"num_threads: expected at least 1, or None for the backend's choice, got {num_threads}")
+    cores = os.cpu_count() or 1
+    if num_threads is not None and num_threads > cores:
+        _LOG.warning("num_threads: %d is more than this machine's %d cores, %d are used", num_threads, cores, cores)
+        num_threads = cores
     has = ", ".join(f"{item.format} {item.precision}" for item in bundle.manifest.artefacts)
     if backend == "auto":
         usable = available_backends(bundle, precision)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import rclpy
 from carpus.runtime.errors import CarpusError
+from carpus_ros.dds import profile_environment
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.exceptions import ParameterException
 
@@ -25,6 +27,7 @@ def run_node(make: Callable[[], Any], args: list[str] | None = None) -> None:
     Raises:
         SystemExit: with code 2 when the node cannot be made with its parameters; the message goes to stderr.
     """
+    os.environ.update(profile_environment())  # read when the first participant is made; a profile of one's own stays
     rclpy.init(args=args)
     try:
         node = make()

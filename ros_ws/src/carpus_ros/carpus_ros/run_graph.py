@@ -81,10 +81,15 @@ class Graph:
         """Run until the recording is complete or ``stop`` is set; nothing is left running.
 
         Returns:
-            0 when the recording is complete, 1 when a node failed; what failed goes to stderr.
+            0 when the recording is complete, 1 when a node failed, 2 when the output folder cannot be made; what
+            failed goes to stderr.
         """
         stop = stop or threading.Event()
-        self.output.mkdir(parents=True, exist_ok=True)
+        try:
+            self.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            sys.stderr.write(f"run_graph: cannot use {str(self.output)!r}: {error.strerror}; name another --output\n")
+            return 2
         environment = profile_environment()
         children: dict[str, Child] = {}
         client: LifecycleClient | None = None
