@@ -58,6 +58,7 @@ class Evaluate:
                 dataset = dataset.subset(self.limit)
             if not len(dataset):
                 raise DataError(f"{self.dataset}: the data set has no images to evaluate on")
+            dataset.require_objects("score against")
             with _progress() as advance:
                 metrics = evaluate_coco(
                     lambda images: detector.detect_batch(images, batch_size=self.batch),

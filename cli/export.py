@@ -63,6 +63,8 @@ class Export:
             raise DataError(f"--num-images: expected at least 1, got {self.num_images}")
         if not 0.0 <= self.score <= 1.0:
             raise DataError(f"--score: expected 0 to 1, got {self.score}")
+        if self.threads is not None and self.threads < 1:
+            raise DataError(f"--threads: expected at least 1, got {self.threads}")
         # Here, because they bring torch, which --help and a wrong option need not wait for.
         from carpus.export.images import folder_images, procedural_images
         from carpus.export.pipeline import export_bundle

@@ -36,6 +36,12 @@ def main() -> int:
     options.add_argument("--fresh", action="store_true", help="throw earlier work away first")
     args = options.parse_args()
     layout = Layout(args.out.resolve(), args.report.resolve())
+    if args.fresh and layout.out.is_dir() and any(layout.out.iterdir()) and not (layout.out / "done").is_dir():
+        print(f"demo: {layout.out} holds something else than a demonstration; it is not thrown away", file=sys.stderr)
+        return 2
+    if min(args.images, args.check_images, args.epochs) < 1:
+        print("demo: --images, --check-images and --epochs must be at least 1", file=sys.stderr)
+        return 2
     if args.fresh:
         shutil.rmtree(layout.out, ignore_errors=True)
     if not layout.weights.is_file():
@@ -125,7 +131,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     interrupted = False
 
     def terminated(number: int, frame: object) -> None:
-        # Unlike Ctrl-C in a terminal this reached us alone; the command puts its work away as it does for that.
+        # Unlike Ctrl-C in a terminal this may have reached us alone; the command takes it as one.
         nonlocal interrupted
         interrupted = True
         process.send_signal(signal.SIGINT)

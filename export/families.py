@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -45,7 +45,7 @@ class ExportFamily:
     load: Callable[[nn.Module, Mapping[str, Tensor], str], None]
     stride: int = 32
     top_k: int = 300
-    read: Callable[[Path], dict[str, Tensor]] = read_state
+    read: Callable[[Path], dict[str, Tensor]] = field(default_factory=lambda: read_state)
     class_head: str = "decoder.enc_score_head.weight"
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 __all__ = ["InterruptGuard"]
 
 logger = logging.getLogger(__name__)
 
+_SAME_WISH = 1.0  # seconds
+
 
 class InterruptGuard:
-    """While entered, turns SIGINT and SIGTERM into a request; a second SIGINT interrupts at once.
+    """While entered, turns SIGINT and SIGTERM into a request; a SIGINT later than a second after it interrupts at once.
+
+    What comes within that second is the same wish: a signal to a whole group, passed on by a parent as well.
 
     Outside the main thread, where Python cannot take signals, it only carries requests made through `request`.
 
@@ -24,6 +29,7 @@ class InterruptGuard:
     def __init__(self) -> None:
         self.requested = False
         self._previous: dict[int, object] = {}
+        self._asked = 0.0
 
     def request(self) -> None:
         """Asks for a stop after the step in progress."""
@@ -43,7 +49,10 @@ class InterruptGuard:
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = True
+        now = time.monotonic()
+        if self.requested:
+            if number == signal.SIGINT and now - self._asked > _SAME_WISH:
+                raise KeyboardInterrupt
+            return
+        self.requested, self._asked = True, now
         logger.info("stopping after this step; interrupt again to stop at once and lose it")

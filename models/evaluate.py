@@ -77,14 +77,8 @@ def evaluate_coco(
         progress: called with (images done, images in all).
 
     Raises:
-        DataError: no image has an object, an image is unreadable, or the detector's answer does not fit (see
-            `evaluate_detections`).
+        DataError: an image is unreadable, or the detector's answer does not fit (see `evaluate_detections`).
     """
-    if not any((~image.crowd).any() for image in dataset):
-        raise DataError(
-            f"{dataset.annotations}: none of the {len(dataset)} images has an object of these classes (crowds aside), "
-            "so there is nothing to score against; check that it holds the annotations of this split"
-        )
     found: list[Detections] = []
     for images in _batches(dataset, batch_size):
         answer = predict(images)

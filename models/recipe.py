@@ -114,6 +114,7 @@ class Recipe:
                 over no more than a tenth, which matters where data is small or epochs are few.
         """
         ratio = epochs / self.epochs
+        last = len(self.input_scales) - 1
 
         def move(epoch: int) -> int:
             return round(epoch * ratio)
@@ -132,7 +133,11 @@ class Recipe:
             flat_epochs=move(self.flat_epochs),
             no_aug_epochs=move(self.no_aug_epochs),
             augment=augment,
-            input_scales=tuple((move(epoch), factor) for epoch, factor in self.input_scales),
+            # However short the training, its last epoch is at the last size.
+            input_scales=tuple(
+                (min(move(epoch), epochs - 1) if index == last else move(epoch), factor)
+                for index, (epoch, factor) in enumerate(self.input_scales)
+            ),
             multi_scale_until=move(self.multi_scale_until),
             matcher_change_epoch=move(self.matcher_change_epoch),
             ema_restart_epoch=None if self.ema_restart_epoch is None else move(self.ema_restart_epoch),

@@ -28,10 +28,10 @@ def load_plain(path: Path) -> Any:
         # torch's own message advises to let the file run its code; nobody should do that for a detector.
         raise DataError(
             f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or holds other things than "
-            "weights and plain values; save the state_dict alone."
+            "weights and plain values. Give a file of weights (a state_dict)."
         ) from error
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError, IndexError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
         raise DataError(
             f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or is cut off ({reason})."
         ) from error

@@ -136,11 +136,7 @@ def _launch(config: TrainConfig) -> lightning_fabric.Fabric:
 def _datasets(config: TrainConfig) -> tuple[CocoDataset, CocoDataset | None]:
     annotations, images = locate_split(config.data, "train", config.images)
     data = load_coco(annotations, images, bad_boxes=config.bad_boxes)
-    if not any((~image.crowd).any() for image in data):
-        raise DataError(
-            f"{annotations}: none of the {len(data)} images has an object (crowds aside), so there is nothing to "
-            "learn; check that it holds the annotations"
-        )
+    data.require_objects("learn from")
     val_path = config.val
     if val_path is None:
         root = Path(config.data)
@@ -150,7 +146,9 @@ def _datasets(config: TrainConfig) -> tuple[CocoDataset, CocoDataset | None]:
             return data, None
         val_path = candidates[0]
     annotations, images = locate_split(val_path, None, config.val_images)
-    return data, load_coco(annotations, images, bad_boxes=config.bad_boxes, categories=data.categories)
+    val = load_coco(annotations, images, bad_boxes=config.bad_boxes, categories=data.categories)
+    val.require_objects("judge the training by")
+    return data, val
 
 
 def _resume_state(config: TrainConfig, data: CocoDataset, fingerprint: str) -> dict[str, Any] | None:

@@ -31,8 +31,8 @@ _CHUNK = 1 << 20
 _RATIO_FLOOR = 1 << 20
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError)
-_NO_BUNDLE = f"has no {MANIFEST_NAME}, so it is no bundle; `carpus export CHECKPOINT --out NAME.carpus` makes one"
 """What zipfile raises on damaged files of these methods."""
+_NO_BUNDLE = f"has no {MANIFEST_NAME}, so it is no bundle; `carpus export CHECKPOINT --out NAME.carpus` makes one"
 
 
 class Bundle:

@@ -48,7 +48,9 @@ def postprocess(
     """
     for name, values in ((spec.logits, logits), (spec.boxes, boxes)):
         # One not finite makes the sum so; one pass without an array of answers.
-        if not math.isfinite(np.add.reduce(values, axis=None)) and not np.isfinite(values).all():
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(np.add.reduce(values, axis=None))
+        if not math.isfinite(total) and not np.isfinite(values).all():
             raise BackendError(
                 f"output {name!r}: {np.count_nonzero(~np.isfinite(values))} of {values.size} values are NaN or "
                 "infinite; no detections were made from them. Check the model with `carpus verify`"

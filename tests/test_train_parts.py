@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from carpus.models import engine_interrupt
 from carpus.models.build import build_model
 from carpus.models.data.augment_config import get_augment_config
 from carpus.models.data.coco import CategoryMap
@@ -299,11 +300,16 @@ def test_category_map_refuses_repetition() -> None:
         CategoryMap(("a", "b"), (1, 1))
 
 
-def test_first_interrupt_asks_and_second_one_interrupts() -> None:
+def test_first_interrupt_asks_and_a_later_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(engine_interrupt.time, "monotonic", lambda: now[0])
     previous = signal.getsignal(signal.SIGINT)
     with InterruptGuard() as guard:
         os.kill(os.getpid(), signal.SIGINT)
         assert guard.requested
+        os.kill(os.getpid(), signal.SIGTERM)  # the same wish, sent to the group and passed on by a parent
+        os.kill(os.getpid(), signal.SIGINT)
+        now[0] += 1.5
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is previous

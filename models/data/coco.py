@@ -122,6 +122,21 @@ class CocoDataset:
     def __iter__(self) -> Iterator[CocoImage]:
         return iter(self.images)
 
+    def require_objects(self, purpose: str) -> None:
+        """Refuse a dataset in which no image has an object (crowds aside).
+
+        Args:
+            purpose: what is impossible then, for the message.
+
+        Raises:
+            DataError: there is none.
+        """
+        if not any((~image.crowd).any() for image in self.images):
+            raise DataError(
+                f"{self.annotations}: none of the {len(self)} images has an object of these classes (crowds aside), so "
+                f"there is nothing to {purpose}; check that it holds the annotations of this split"
+            )
+
     def subset(self, count: int) -> CocoDataset:
         """The dataset reduced to ``count`` images spread evenly over the file (all of them if it has fewer)."""
         if count >= len(self.images):

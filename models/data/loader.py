@@ -8,6 +8,7 @@ on from there.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -158,8 +159,10 @@ def _start_worker(worker_id: int) -> None:
     del worker_id
     # 0 runs OpenCV in this thread. 1 would first join the threads of the parent's pool, which a fork does not inherit.
     cv2.setNumThreads(0)
-    # An interrupt is the main process's to handle: it finishes its step and then ends the workers.
+    # Signals are the main process's to handle: it finishes its step and then ends the workers. A group of its own keeps
+    # those away that are sent to all (a terminal, `timeout`, a job scheduler); orphans end by torch's own watch.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
 
 
 def training_batches(
