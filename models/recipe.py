@@ -114,7 +114,6 @@ class Recipe:
                 over no more than a tenth, which matters where data is small or epochs are few.
         """
         ratio = epochs / self.epochs
-        last = len(self.input_scales) - 1
 
         def move(epoch: int) -> int:
             return round(epoch * ratio)
@@ -134,10 +133,7 @@ class Recipe:
             no_aug_epochs=move(self.no_aug_epochs),
             augment=augment,
             # However short the training, its last epoch is at the last size.
-            input_scales=tuple(
-                (min(move(epoch), epochs - 1) if index == last else move(epoch), factor)
-                for index, (epoch, factor) in enumerate(self.input_scales)
-            ),
+            input_scales=tuple((min(move(epoch), epochs - 1), factor) for epoch, factor in self.input_scales),
             multi_scale_until=move(self.multi_scale_until),
             matcher_change_epoch=move(self.matcher_change_epoch),
             ema_restart_epoch=None if self.ema_restart_epoch is None else move(self.ema_restart_epoch),

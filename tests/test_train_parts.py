@@ -17,6 +17,7 @@ from carpus.models import engine_interrupt
 from carpus.models.build import build_model
 from carpus.models.data.augment_config import get_augment_config
 from carpus.models.data.coco import CategoryMap
+from carpus.models.data.progressive import size_at
 from carpus.models.deimv2.config import VARIANTS
 from carpus.models.ema import ModelEMA
 from carpus.models.engine_budget import StepCost, epochs_within
@@ -203,6 +204,13 @@ def test_recipes_survive_checkpoints(name: str) -> None:
 def test_impossible_recipes_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         replace(get_recipe("tabletop", "atto"), **change)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5, 13, 40])
+def test_the_last_epoch_of_a_short_training_is_at_full_size(epochs: int) -> None:
+    scales = get_recipe("tabletop", "atto").scaled(epochs).input_scales
+    assert size_at(epochs - 1, (320, 320), scales) == (320, 320)
+    assert epochs < 3 or size_at(0, (320, 320), scales) == (192, 192)
 
 
 def test_unknown_recipes_list_the_known_ones() -> None:
