@@ -72,20 +72,21 @@ _OTHER = ("onnxruntime", "openvino")
 def available_backends(bundle: Bundle, precision: str | None = None) -> tuple[str, ...]:
     """Backends that are installed here and can load the bundle, the one that "auto" takes first.
 
-    Those whose artefact passed the export's parity gate go before those that nobody measured; among equals OpenVINO
-    goes first on x86 processors, ONNX Runtime elsewhere.
+    Those whose artefact passed the export's parity gate go before those that nobody measured, and those
+    that failed it last; among equals OpenVINO goes first on x86 processors, ONNX Runtime elsewhere.
 
     Args:
         bundle: the open bundle.
         precision: precision of the artefact, or None for any.
     """
     order = _X86 if platform.machine().lower() in ("x86_64", "amd64") else _OTHER
-    measured = {(record.backend, record.precision) for record in bundle.manifest.parity if record.passed}
+    verdicts = {(record.backend, record.precision): record.passed for record in bundle.manifest.parity}
+    rank = {True: 0, None: 1, False: 2}
     usable = []
     for name in order:
         artefact = _artefact(bundle, BACKENDS[name], precision) if BACKENDS[name].installed else None
         if artefact is not None:
-            usable.append(((name, artefact.precision) not in measured, name))
+            usable.append((rank[verdicts.get((name, artefact.precision))], name))
     return tuple(name for _, name in sorted(usable, key=lambda item: item[0]))
 
 
@@ -125,7 +126,7 @@ def open_backend(
                 f"bundle {str(bundle.path)!r}: no installed backend can load its {wanted} ({has}); {advice}"
             )
         backend = usable[0]
-        _LOG.info("backend %s: first installed one for %s that loads %s", backend, platform.machine(), has)
+        _LOG.info("backend %s: first choice on %s for %s", backend, platform.machine(), has)
     if backend not in BACKENDS:
         raise BackendError(f"backend: expected 'auto', {', '.join(repr(name) for name in BACKENDS)}, got {backend!r}")
     info = BACKENDS[backend]
