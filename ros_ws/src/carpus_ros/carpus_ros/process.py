@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,9 @@ def run_node(make: Callable[[], Any], args: list[str] | None = None) -> None:
     Raises:
         SystemExit: with code 2 when the node cannot be made with its parameters; the message goes to stderr.
     """
+    if threading.current_thread() is threading.main_thread():
+        # rclpy's handler ends the spinning; Python's would raise KeyboardInterrupt as well, perhaps while files close.
+        signal.signal(signal.SIGINT, lambda number, frame: None)
     os.environ.update(profile_environment())  # read when the first participant is made; a profile of one's own stays
     rclpy.init(args=args)
     try:
