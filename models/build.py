@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 from torch import nn
 
+from carpus.models.deimv2 import checkpoint as deimv2_checkpoint
 from carpus.models.deimv2.config import VARIANTS, get_config
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.losses.config import get_criterion_config
 from carpus.models.losses.criterion import DEIMCriterion
+from carpus.models.lw_detr import checkpoint as lw_detr_checkpoint
 from carpus.models.lw_detr import config as lw_detr_config
 from carpus.models.lw_detr.criterion import LWDETRCriterion, LWDETRCriterionConfig
 from carpus.models.lw_detr.model import LWDETR
@@ -25,6 +29,13 @@ from carpus.runtime.errors import DataError
 __all__ = ["FAMILIES", "Family", "build_criterion", "build_model"]
 
 
+def _no_published_files(model: nn.Module, path: Path) -> str:
+    raise DataError(
+        f"Checkpoint {path} is no Carpus training checkpoint; published files of {type(model).__name__} are not "
+        "read yet."
+    )
+
+
 @dataclass(frozen=True)
 class Family:
     """How a model family is built.
@@ -33,11 +44,13 @@ class Family:
         variants: names of its sizes.
         model: (variant, num_classes, input size or None) -> network.
         criterion: (variant, num_classes) -> training loss.
+        start_from: (network, published file) -> fills it, whatever its classes, and says in a line what was taken.
     """
 
     variants: tuple[str, ...]
     model: Callable[[str, int, tuple[int, int] | None], nn.Module]
     criterion: Callable[[str, int], nn.Module]
+    start_from: Callable[[nn.Module, Path], str] = field(default_factory=lambda: _no_published_files)
 
 
 def _deimv2(variant: str, num_classes: int, input_size: tuple[int, int] | None) -> DEIMv2:
@@ -77,10 +90,18 @@ def _lw_detr_criterion(variant: str, num_classes: int) -> LWDETRCriterion:
     return LWDETRCriterion(LWDETRCriterionConfig(num_classes, groups))
 
 
+def _start_deimv2(model: nn.Module, path: Path) -> str:
+    return deimv2_checkpoint.load_into(cast(DEIMv2, model), path)
+
+
+def _start_lw_detr(model: nn.Module, path: Path) -> str:
+    return lw_detr_checkpoint.load_into(cast(LWDETR, model), path)
+
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "deimv2": Family(tuple(VARIANTS), _deimv2, _deimv2_criterion),
-        "lw_detr": Family(tuple(lw_detr_config.VARIANTS), _lw_detr, _lw_detr_criterion),
+        "deimv2": Family(tuple(VARIANTS), _deimv2, _deimv2_criterion, _start_deimv2),
+        "lw_detr": Family(tuple(lw_detr_config.VARIANTS), _lw_detr, _lw_detr_criterion, _start_lw_detr),
         "yolo_master": Family(tuple(yolo_master_config.VARIANTS), _yolo_master, _yolo_master_criterion),
         "mamba_yolo": Family(tuple(mamba_yolo_config.VARIANTS), _mamba_yolo, _mamba_yolo_criterion),
     }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from carpus.models.build import FAMILIES
 from carpus.models.data.coco import CategoryMap
 from carpus.models.engine_checkpoint import is_training_checkpoint, load_trained_weights
 from carpus.runtime.errors import DataError
@@ -20,11 +20,12 @@ _CLASS_ROWS = re.compile(r"score_head|class_embed")  # first dimension: a row a 
 _OF_INPUT_SIZE = re.compile(r"(^|\.)(anchors|valid_mask)$")  # follow from the input size, never copied
 
 
-def initialise(model: nn.Module, path: Path, categories: CategoryMap) -> str:
+def initialise(model: nn.Module, family: str, path: Path, categories: CategoryMap) -> str:
     """Fills a model from a checkpoint; what belongs to a class is kept for classes of the same name.
 
     Args:
         model: to be filled.
+        family: its family.
         path: a Carpus training checkpoint, or an official one.
         categories: the model's classes.
 
@@ -37,14 +38,7 @@ def initialise(model: nn.Module, path: Path, categories: CategoryMap) -> str:
     if not path.is_file():
         raise DataError(f"Checkpoint {path} to start from does not exist.")
     if not is_training_checkpoint(path):
-        from carpus.models.deimv2.checkpoint import load_into
-        from carpus.models.lw_detr import checkpoint as lw_detr_checkpoint
-        from carpus.models.lw_detr.model import LWDETR
-
-        if isinstance(model, LWDETR):
-            return lw_detr_checkpoint.load_into(model, path)
-
-        return load_into(cast(Any, model), path)
+        return FAMILIES[family].start_from(model, path)
     weights = load_trained_weights(path)
     shared = fill_from(model, weights.state_dict, weights.categories.names, categories.names, path)
     kept = f"{len(shared)} of {len(categories)} classes known to it"

@@ -261,6 +261,6 @@ def _model(config: TrainConfig, categories: CategoryMap, listener: TrainListener
         torch.manual_seed(config.seed)
         model: Any = build_model(config.family, config.variant, len(categories), config.input_size)
     if config.init is not None and listener is not None:
-        listener.on_message(initialise(model, config.init, categories))
+        listener.on_message(initialise(model, config.family, config.init, categories))
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(memory_format=memory_format)

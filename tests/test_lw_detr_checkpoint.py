@@ -52,7 +52,7 @@ def test_official_layouts(wrap: Any, state: dict[str, Tensor], tmp_path: Path) -
 def test_training_starts_from_a_published_file(state: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save({"model": state}, tmp_path / "w.pth")
     model = fresh(num_classes=2)
-    line = initialise(model, tmp_path / "w.pth", CategoryMap(("cup", "box"), (1, 2)))
+    line = initialise(model, "lw_detr", tmp_path / "w.pth", CategoryMap(("cup", "box"), (1, 2)))
     assert line.endswith("class heads start anew for the other classes)")
     assert torch.equal(model.query_feat.weight, state["query_feat.weight"])
 

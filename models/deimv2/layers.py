@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -126,15 +127,17 @@ class SwiGLU(nn.Module):
 
 
 class MLP(nn.Module):
-    """Linear layers with SiLU between them.
+    """Linear layers with an activation between them.
 
     Args:
         dims: widths from input to output; ``len(dims) - 1`` layers.
         zero_last: start with a last layer of zeros (heads that predict a correction).
+        activation: what stands between the layers.
     """
 
-    def __init__(self, *dims: int, zero_last: bool = False) -> None:
+    def __init__(self, *dims: int, zero_last: bool = False, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
         super().__init__()
+        self.activation = activation
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(dims))
         if zero_last:
             last = self.layers[-1]
@@ -147,7 +150,7 @@ class MLP(nn.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x)
             if i < last:
-                x = F.silu(x)
+                x = self.activation(x)
         return x
 
 

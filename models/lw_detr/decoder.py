@@ -6,18 +6,17 @@ Source: LW-DETR (arXiv:2406.03459), sections 3.1 and 3.2; Deformable DETR (arXiv
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carpus.models.deimv2.deformable import weighted_samples
-from carpus.models.deimv2.layers import SelfAttention
+from carpus.models.deimv2.layers import MLP, SelfAttention
 from carpus.models.lw_detr.config import DecoderConfig
 from carpus.models.lw_detr.vit import Record
 
-__all__ = ["MLP", "Decoder", "DeformableAttention", "reparameterised", "sine_embedding"]
+__all__ = ["Decoder", "DeformableAttention", "reparameterised", "sine_embedding"]
 
 
 def reparameterised(delta: Tensor, reference: Tensor) -> Tensor:
@@ -41,31 +40,6 @@ def sine_embedding(boxes: Tensor, dim: int) -> Tensor:
     waves = torch.stack([angles[..., 0::2].sin(), angles[..., 1::2].cos()], -1).flatten(-2)
     x, y, w, h = waves.unbind(-2)
     return torch.cat([y, x, w, h], -1)
-
-
-class MLP(nn.Module):
-    """Linear layers with ReLU between them.
-
-    Args:
-        dims: widths from input to output; ``len(dims) - 1`` layers.
-        zero_last: start with a last layer of zeros (heads that predict a correction).
-    """
-
-    def __init__(self, *dims: int, zero_last: bool = False) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(dims))
-        if zero_last:
-            for parameter in self.layers[-1].parameters():
-                nn.init.zeros_(parameter)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., dims[0]) -> (..., dims[-1])."""
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            x = layer(x)
-            if i < last:
-                x = F.relu(x)
-        return x
 
 
 class DeformableAttention(nn.Module):
@@ -193,7 +167,7 @@ class Decoder(nn.Module):
         self.dim = dim
         self.layers = nn.ModuleList(DecoderLayer(config, num_levels) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(dim)
-        self.ref_point_head = MLP(2 * dim, dim, dim)
+        self.ref_point_head = MLP(2 * dim, dim, dim, activation=F.relu)
 
     def forward(
         self,

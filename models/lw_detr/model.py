@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from carpus.models.deimv2.layers import MLP
 from carpus.models.lw_detr.config import LWDETRConfig
-from carpus.models.lw_detr.decoder import MLP, Decoder, reparameterised
+from carpus.models.lw_detr.decoder import Decoder, reparameterised
 from carpus.models.lw_detr.projector import Projector
 from carpus.models.lw_detr.vit import Record, ViT
 from carpus.runtime.errors import DataError
@@ -80,7 +81,9 @@ class Transformer(nn.Module):
         self.decoder = Decoder(config.decoder, len(config.levels))
         self.enc_output = nn.ModuleList(nn.Linear(dim, dim) for _ in range(groups))
         self.enc_output_norm = nn.ModuleList(nn.LayerNorm(dim) for _ in range(groups))
-        self.enc_out_bbox_embed = nn.ModuleList(MLP(dim, dim, dim, 4, zero_last=True) for _ in range(groups))
+        self.enc_out_bbox_embed = nn.ModuleList(
+            MLP(dim, dim, dim, 4, zero_last=True, activation=F.relu) for _ in range(groups)
+        )
         self.enc_out_class_embed = nn.ModuleList(_class_head(dim, config.num_classes) for _ in range(groups))
 
     def proposals(self, shapes: list[tuple[int, int]], like: Tensor, padding: Padding | None) -> tuple[Tensor, Tensor]:
@@ -155,7 +158,7 @@ class LWDETR(nn.Module):
         dim, rows = decoder.hidden_dim, decoder.num_queries * decoder.num_groups
         self.transformer = Transformer(config)
         self.class_embed = _class_head(dim, config.num_classes)
-        self.bbox_embed = MLP(dim, dim, dim, 4, zero_last=True)
+        self.bbox_embed = MLP(dim, dim, dim, 4, zero_last=True, activation=F.relu)
         self.refpoint_embed = nn.Embedding(rows, 4)
         self.query_feat = nn.Embedding(rows, dim)
         self.backbone = nn.ModuleList([Backbone(config)])

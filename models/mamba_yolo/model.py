@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from carpus.models.mamba_yolo.blocks import SimpleStem, VisionClueMerge, VSSBlock, XSSBlock
 from carpus.models.mamba_yolo.config import MambaYOLOConfig
-from carpus.models.yolo.blocks import SPPF, Conv
+from carpus.models.yolo.blocks import SPPF, Concat, Conv
 from carpus.models.yolo.head import Detect
 from carpus.models.yolo.outputs import check_images, eval_outputs
 
 __all__ = ["MambaYOLO"]
-
-
-class Concat(nn.Module):
-    """Concatenation along the channels."""
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        """(B, C_i, H, W) each -> (B, sum of C_i, H, W)."""
-        return torch.cat(maps, 1)
 
 
 class MambaYOLO(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from carpus.models.deimv2.layers import fused_conv
 
-__all__ = ["SPPF", "Bottleneck", "C3k", "C3k2", "Conv", "batch_norm", "fuse_convs"]
+__all__ = ["SPPF", "Bottleneck", "C3k", "C3k2", "Concat", "Conv", "batch_norm", "fuse_convs"]
 
 BN_EPS = 1e-3
 BN_MOMENTUM = 0.03
@@ -66,6 +66,14 @@ def fuse_convs(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Conv):
             module.fuse()
+
+
+class Concat(nn.Module):
+    """Concatenation along the channels."""
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        """(B, C_i, H, W) each -> (B, sum of C_i, H, W)."""
+        return torch.cat(maps, 1)
 
 
 class Bottleneck(nn.Module):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from carpus.models.yolo.blocks import C3k2, Conv
+from carpus.models.yolo.blocks import C3k2, Concat, Conv
 from carpus.models.yolo.head import Detect
 from carpus.models.yolo.outputs import check_images, eval_outputs
 from carpus.models.yolo_master.attention import A2C2f
@@ -13,14 +12,6 @@ from carpus.models.yolo_master.config import LayerSpec, Scale, YOLOMasterConfig
 from carpus.models.yolo_master.moe import build_moe
 
 __all__ = ["YOLOMaster"]
-
-
-class Concat(nn.Module):
-    """Concatenation along the channels."""
-
-    def forward(self, maps: list[Tensor]) -> Tensor:
-        """(B, C_i, H, W) each -> (B, sum of C_i, H, W)."""
-        return torch.cat(maps, 1)
 
 
 class YOLOMaster(nn.Module):

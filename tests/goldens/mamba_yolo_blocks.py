@@ -25,8 +25,8 @@ from carpus.models.mamba_yolo.ss2d import SS2D
 from carpus.models.yolo.blocks import SPPF, Conv
 from tests.goldens.case import Case, Check, UnusableFolder, input_array
 from tests.goldens.deimv2_forward import TOLERANCE_FACTOR
-from tests.goldens.mamba_yolo_forward import FLOAT32_EPS, plain_formulas
-from tests.goldens.yolo_common import Recorder, fill_yolo
+from tests.goldens.mamba_yolo_forward import plain_formulas
+from tests.goldens.yolo_common import FLOAT32_EPS, Recorder, fill_yolo
 
 __all__ = ["check_blocks"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,15 +10,20 @@ import torch
 
 from carpus.models.mamba_yolo.config import get_config
 from carpus.models.mamba_yolo.model import MambaYOLO
-from carpus.models.yolo.nms import non_maximum_suppression
 from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder
 from tests.goldens.deimv2_forward import TOLERANCE_FACTOR
-from tests.goldens.yolo_common import Recorder, fill_yolo, image_input, sample_check
+from tests.goldens.yolo_common import (
+    Recorder,
+    check_decoded,
+    check_suppression,
+    figures_check,
+    fill_yolo,
+    image_input,
+    sample_check,
+)
 
 __all__ = ["check_forward", "check_schema", "filled_model", "plain_formulas"]
-
-FLOAT32_EPS = float(np.finfo(np.float32).eps)
 
 
 def plain_formulas(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def check_forward(case: Case) -> Iterator[Check]:
     model, _ = filled_model(case)
     for name, spec in description["cases"].items():
         yield from _check_input(model, name, spec, stored, description["fp64_deviation"][name])
-        yield from _check_suppression(name, spec, stored)
+        yield from check_suppression(name, spec, stored)
 
 
 def _check_input(
@@ -81,7 +85,7 @@ def _check_input(
         label, tolerance = f"{name} layer {layer['i']} {layer['type']}", tolerances[layer["i"]]
         if "key" in layer:
             yield sample_check(label, ours, stored[layer["key"]], _sample(layer), tolerance)
-        yield _figures(f"{label} figures", ours, layer, tolerance)
+        yield figures_check(f"{label} figures", ours, layer, tolerance)
     for entry in parts["entries"]:
         if entry["name"] in recorder.missing:
             continue
@@ -100,52 +104,9 @@ def _check_input(
         tolerance = TOLERANCE_FACTOR * value
         yield sample_check(f"{name} raw {level}", raw[level].numpy(), stored[entry["key"]], _sample(entry), tolerance)
 
-    ours = _decoded(model, raw)
-    bounds = [TOLERANCE_FACTOR * deviation[f"decoded_{part}_max_abs"] for part in ("boxes_px", "scores")]
-    strides = spec.get("decoded_strides", {"boxes": 1, "scores": 1})
-    whole = stored.get(f"{name}/decoded")
-    for part, rows, tolerance in zip(("boxes", "scores"), (slice(0, 4), slice(4, None)), bounds, strict=True):
-        sample = stored[f"{name}/decoded_{part}"] if whole is None else whole[:, rows].reshape(-1)
-        shape = {"shape": list(ours[:, rows].shape), "stride": strides[part]}
-        yield sample_check(f"{name} decoded {part}", ours[:, rows], sample, shape, tolerance)
-    size = np.array([images.shape[3], images.shape[2]] * 2, np.float32)
-    error = np.abs(answer["pred_boxes"].numpy() * size - ours[:, :4].transpose(0, 2, 1)).max()
-    yield Check(f"{name} pred_boxes", float(error), bounds[0])
-    best = ours[:, 4:].max(1).sum(dtype=np.float64)
-    yield Check(f"{name} best scores", abs(best - spec["best_score_sum_float64"]), bounds[1] * ours.shape[2])
+    size = (images.shape[2], images.shape[3])
+    yield from check_decoded(name, model.head, raw, answer, spec, stored, deviation, size)
 
 
 def _sample(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: entry[key] for key in ("shape", "stride")}
-
-
-def _figures(label: str, ours: np.ndarray, entry: Mapping[str, Any], tolerance: float) -> Check:
-    figures = {"mean": ours.mean(dtype=np.float64), "std": ours.std(dtype=np.float64)}
-    figures |= {"min": ours.min(), "max": ours.max()}
-    error = max(abs(float(value) - entry[key]) for key, value in figures.items())
-    return Check(label, error, max(tolerance, 2.0 * FLOAT32_EPS * float(np.abs(ours).max())))
-
-
-def _decoded(model: MambaYOLO, raw: list[torch.Tensor]) -> np.ndarray:
-    """(B, 4 + C, A): cx, cy, w, h [px] and scores, as the reference data stores them."""
-    boxes, logits = model.head.decode(raw)
-    near, far = boxes.chunk(2, -1)
-    return torch.cat([(near + far) / 2, far - near, logits.sigmoid()], -1).transpose(1, 2).numpy()
-
-
-def _check_suppression(name: str, spec: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> Iterator[Check]:
-    for entry in spec.get("nms", []):
-        values, options = stored[f"{name}/decoded"][0].T, entry["args"]
-        centre, half = values[:, :2], values[:, 2:4] / 2
-        ours = non_maximum_suppression(
-            np.concatenate([centre - half, centre + half], 1),
-            values[:, 4:],
-            score_threshold=options["conf_thres"],
-            iou_threshold=options["iou_thres"],
-            max_detections=options["max_det"],
-            multi_label=options.get("multi_label", False),
-            class_agnostic=options.get("agnostic", False),
-        )
-        expected = stored[entry["key"]]
-        error = float(np.abs(ours - expected).max(initial=0.0)) if ours.shape == expected.shape else math.inf
-        yield Check(entry["key"], error, 0.0, f"{len(ours)} of {len(expected)} boxes")

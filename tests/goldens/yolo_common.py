@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,11 +11,26 @@ import numpy as np
 import torch
 from torch import nn
 
+from carpus.models.yolo.head import Detect
+from carpus.models.yolo.nms import non_maximum_suppression
 from tests.goldens.case import Check, UnusableFolder, compare_stored
+from tests.goldens.deimv2_forward import TOLERANCE_FACTOR
 from tests.goldens.weights import fill_model
 
-__all__ = ["Recorder", "fill_yolo", "image_input", "sample_check", "weights_schema"]
+__all__ = [
+    "FLOAT32_EPS",
+    "Recorder",
+    "check_decoded",
+    "check_suppression",
+    "decoded",
+    "figures_check",
+    "fill_yolo",
+    "image_input",
+    "sample_check",
+    "weights_schema",
+]
 
+FLOAT32_EPS = float(np.finfo(np.float32).eps)
 _DISTANCE_WEIGHTS = re.compile(r".*\.dfl\.conv\.weight")
 
 
@@ -59,7 +75,7 @@ def sample_check(name: str, ours: np.ndarray, stored: np.ndarray, spec: Mapping[
     The tolerance is at least the rounding of the largest value itself.
     """
     largest = float(np.abs(stored).max()) if stored.size else 0.0
-    floor = 2.0 * float(np.finfo(np.float32).eps) * largest
+    floor = 2.0 * FLOAT32_EPS * largest
     return compare_stored(name, ours, stored, {**spec, "storage": "strided"}, max(tolerance, floor))
 
 
@@ -87,3 +103,78 @@ class Recorder:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
+
+
+def figures_check(label: str, ours: np.ndarray, entry: Mapping[str, Any], tolerance: float) -> Check:
+    """Compare mean, deviation, least and greatest value of a whole tensor."""
+    figures = {"mean": ours.mean(dtype=np.float64), "std": ours.std(dtype=np.float64)}
+    figures |= {"min": ours.min(), "max": ours.max()}
+    error = max(abs(float(value) - entry[key]) for key, value in figures.items())
+    return Check(label, error, max(tolerance, 2.0 * FLOAT32_EPS * float(np.abs(ours).max())))
+
+
+def decoded(head: Detect, raw: list[torch.Tensor]) -> np.ndarray:
+    """(B, 4 + C, A): cx, cy, w, h [px] and scores, as the reference data stores them."""
+    boxes, logits = head.decode(raw)
+    near, far = boxes.chunk(2, -1)
+    return torch.cat([(near + far) / 2, far - near, logits.sigmoid()], -1).transpose(1, 2).numpy()
+
+
+def check_decoded(
+    name: str,
+    head: Detect,
+    raw: list[torch.Tensor],
+    answer: Mapping[str, torch.Tensor],
+    spec: Mapping[str, Any],
+    stored: Mapping[str, np.ndarray],
+    deviation: Mapping[str, Any],
+    image_size: tuple[int, int],
+) -> Iterator[Check]:
+    """Decoded boxes and scores of an input, and the boxes that the network answers.
+
+    Args:
+        name: of the input.
+        head: decodes.
+        raw: the head's level maps.
+        answer: the network's own output.
+        spec: the case's description of this input.
+        stored: all arrays.
+        deviation: float32 against float64 of this input.
+        image_size: (height, width) [px].
+    """
+    ours = decoded(head, raw)
+    bounds = [TOLERANCE_FACTOR * deviation[f"decoded_{part}_max_abs"] for part in ("boxes_px", "scores")]
+    strides = spec.get("decoded_strides", {"boxes": 1, "scores": 1})
+    whole = stored.get(f"{name}/decoded")
+    for part, rows, tolerance in zip(("boxes", "scores"), (slice(0, 4), slice(4, None)), bounds, strict=True):
+        sample = stored[f"{name}/decoded_{part}"] if whole is None else whole[:, rows].reshape(-1)
+        shape = {"shape": list(ours[:, rows].shape), "stride": strides[part]}
+        yield sample_check(f"{name} decoded {part}", ours[:, rows], sample, shape, tolerance)
+    size = np.array(image_size[::-1] * 2, np.float32)
+    error = np.abs(answer["pred_boxes"].numpy() * size - ours[:, :4].transpose(0, 2, 1)).max()
+    yield Check(f"{name} pred_boxes", float(error), bounds[0])
+    best = ours[:, 4:].max(1).sum(dtype=np.float64)
+    yield Check(f"{name} best scores", abs(best - spec["best_score_sum_float64"]), bounds[1] * ours.shape[2])
+
+
+def check_suppression(name: str, spec: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> Iterator[Check]:
+    """Suppression of the stored boxes against the stored answers."""
+    for entry in spec.get("nms", []):
+        values, options = stored[f"{name}/decoded"][0].T, entry["args"]
+        centre, half = values[:, :2], values[:, 2:4] / 2
+        ours = non_maximum_suppression(
+            np.concatenate([centre - half, centre + half], 1),
+            values[:, 4:],
+            score_threshold=options["conf_thres"],
+            iou_threshold=options["iou_thres"],
+            max_detections=options["max_det"],
+            multi_label=options.get("multi_label", False),
+            class_agnostic=options.get("agnostic", False),
+            cluster_sigma=options["sigma"] if options.get("cluster") else None,
+        )
+        expected = stored[entry["key"]]
+        same = ours.shape == expected.shape
+        # A weighted mean sums up to thousands of boxes in another order than the stored one.
+        tolerance = 1e-3 if options.get("cluster") else 0.0
+        error = float(np.abs(ours - expected).max(initial=0.0)) if same else math.inf
+        yield Check(entry["key"], error, tolerance, f"{len(ours)} of {len(expected)} boxes")

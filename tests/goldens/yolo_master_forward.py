@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from carpus.models.yolo.nms import non_maximum_suppression
 from carpus.models.yolo_master.config import get_config
 from carpus.models.yolo_master.model import YOLOMaster
 from carpus.models.yolo_master.moe import EfficientSparseMoE, ModularRouterExpertMoE
@@ -17,9 +16,18 @@ from carpus.models.yolo_master.routing import Routing, SpatialRouter
 from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder
 from tests.goldens.deimv2_forward import TOLERANCE_FACTOR
-from tests.goldens.yolo_common import Recorder, fill_yolo, image_input, sample_check
+from tests.goldens.yolo_common import (
+    Recorder,
+    check_decoded,
+    check_suppression,
+    decoded,
+    figures_check,
+    fill_yolo,
+    image_input,
+    sample_check,
+)
 
-__all__ = ["check_forward", "check_schema", "decoded", "filled_model", "moe_layers"]
+__all__ = ["check_forward", "check_schema", "filled_model", "moe_layers"]
 
 
 def filled_model(case: Case) -> tuple[YOLOMaster, list[Check]]:
@@ -53,20 +61,13 @@ def moe_layers(model: YOLOMaster) -> dict[str, EfficientSparseMoE | ModularRoute
     return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
-def decoded(model: YOLOMaster, raw: list[torch.Tensor]) -> np.ndarray:
-    """(B, 4 + C, A): cx, cy, w, h [px] and scores, as the reference data stores them."""
-    boxes, logits = model.head.decode(raw)
-    near, far = boxes.chunk(2, -1)
-    return torch.cat([(near + far) / 2, far - near, logits.sigmoid()], -1).transpose(1, 2).numpy()
-
-
 def check_forward(case: Case) -> Iterator[Check]:
     """Every stored tensor of every input, the routing in both modes, and the suppression."""
     description, stored = case.json("case.json"), case.arrays("io.npz")
     model, _ = filled_model(case)
     for name, spec in description["cases"].items():
         yield from _check_input(model, name, spec, stored, description["fp64_deviation"][name])
-        yield from _check_suppression(name, spec, stored)
+        yield from check_suppression(name, spec, stored)
     if "training_mode_routing" in description:
         deviation = description["fp64_deviation"]["r192x256"]
         yield from _check_training_routing(model, description["training_mode_routing"], stored, deviation)
@@ -94,11 +95,7 @@ def _check_input(
         label, tolerance = f"{name} layer {layer['i']} {layer['type']}", layer_deviation[layer["i"]]
         if "key" in layer:
             yield sample_check(label, ours, stored[layer["key"]], layer, tolerance)
-        figures = {"mean": ours.mean(dtype=np.float64), "std": ours.std(dtype=np.float64)}
-        figures |= {"min": ours.min(), "max": ours.max()}
-        floor = 2.0 * float(np.finfo(np.float32).eps) * float(np.abs(ours).max())
-        error = max(abs(float(value) - layer[key]) for key, value in figures.items())
-        yield Check(f"{label} figures", error, max(tolerance, floor))
+        yield figures_check(f"{label} figures", ours, layer, tolerance)
 
     for entry in parts["entries"]:
         sample = stored[parts["key"]][entry["offset"] : entry["offset"] + entry["count"]]
@@ -122,22 +119,8 @@ def _check_input(
         tolerance = TOLERANCE_FACTOR * value
         yield sample_check(f"{name} raw {level}", raw[level].numpy(), stored[entry["key"]], shape, tolerance)
 
-    ours = decoded(model, raw)
-    tolerances = [TOLERANCE_FACTOR * deviation[f"decoded_{k}_max_abs"] for k in ("boxes_px", "scores")]
-    strides = spec.get("decoded_strides", {"boxes": 1, "scores": 1})
-    for part, values, tolerance in zip(("boxes", "scores"), (ours[:, :4], ours[:, 4:]), tolerances, strict=True):
-        whole = stored.get(f"{name}/decoded")
-        if whole is None:
-            sample = stored[f"{name}/decoded_{part}"]
-        else:
-            sample = (whole[:, :4] if part == "boxes" else whole[:, 4:]).reshape(-1)
-        shape = {"shape": list(values.shape), "stride": strides[part]}
-        yield sample_check(f"{name} decoded {part}", values, sample, shape, tolerance)
-    size = np.array([images.shape[3], images.shape[2]] * 2, np.float32)
-    error = np.abs(answer["pred_boxes"].numpy() * size - ours[:, :4].transpose(0, 2, 1)).max()
-    yield Check(f"{name} pred_boxes", float(error), tolerances[0])
-    best = ours[:, 4:].max(1).sum(dtype=np.float64)
-    yield Check(f"{name} best scores", abs(best - spec["best_score_sum_float64"]), tolerances[1] * ours.shape[2])
+    size = (images.shape[2], images.shape[3])
+    yield from check_decoded(name, model.head, raw, answer, spec, stored, deviation, size)
 
     for module, expected in spec["routing"].items():
         layer = int(module.split(".")[1])
@@ -159,28 +142,6 @@ def _check_routing(name: str, routing: Routing, expected: Mapping[str, Any], tol
         weights, goal = weights.gather(1, routing.chosen), np.asarray(expected["topk_weights"])
     yield Check(f"{name} choice", float((chosen != stored).sum()), 0)
     yield Check(f"{name} weights", float(np.abs(weights.numpy() - goal).max()), max(tolerance, floor))
-
-
-def _check_suppression(name: str, spec: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> Iterator[Check]:
-    for entry in spec.get("nms", []):
-        values, options = stored[f"{name}/decoded"][0].T, entry["args"]
-        centre, half = values[:, :2], values[:, 2:4] / 2
-        ours = non_maximum_suppression(
-            np.concatenate([centre - half, centre + half], 1),
-            values[:, 4:],
-            score_threshold=options["conf_thres"],
-            iou_threshold=options["iou_thres"],
-            max_detections=options["max_det"],
-            multi_label=options.get("multi_label", False),
-            class_agnostic=options.get("agnostic", False),
-            cluster_sigma=options["sigma"] if options.get("cluster") else None,
-        )
-        expected = stored[entry["key"]]
-        same = ours.shape == expected.shape
-        # A weighted mean sums up to thousands of boxes in another order than the stored one.
-        tolerance = 1e-3 if options.get("cluster") else 0.0
-        error = float(np.abs(ours - expected).max(initial=0.0)) if same else math.inf
-        yield Check(entry["key"], error, tolerance, f"{len(ours)} of {len(expected)} boxes")
 
 
 def _check_training_routing(
@@ -209,7 +170,7 @@ def _check_training_routing(
         for module, value in goals.items():
             error = abs(float(recorder.outputs[module][1]) - value) / abs(value)
             yield Check(f"{label} auxiliary {module}", error, 1e-5, "relative")
-        ours = decoded(model, recorder.outputs[head])
+        ours = decoded(model.head, recorder.outputs[head])
         if "decoded_sum_float64" in expected:
             goal = expected["decoded_sum_float64"]
             error = abs(ours.sum(dtype=np.float64) - goal) / abs(goal)
