@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from carpus.export.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from carpus.export.families import get_family
 from carpus.export.pipeline import ExportSource
 from carpus.export.provenance import file_sha256
 from carpus.models.build import build_model
 from carpus.models.data.coco import CategoryMap
+from carpus.models.data.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from carpus.models.engine_checkpoint import is_training_checkpoint, load_trained_weights
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import ClassInfo

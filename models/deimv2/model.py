@@ -69,7 +69,8 @@ class DEIMTransformer(nn.Module):
         self.valid_mask: Tensor
         self.register_buffer("anchors", anchors)
         self.register_buffer("valid_mask", valid)
-        self.all_valid = bool(valid.all())
+        # On the meta device, where a network has shapes and no numbers, there is nothing to ask.
+        self.all_valid = not valid.is_meta and bool(valid.all())
         self.decoder = TransformerDecoder(dim, decoder, self.up, self.reg_scale)
         self.denoising_class_embed = nn.Embedding(classes + 1, dim, padding_idx=classes)
         self.enc_score_head = nn.Linear(dim, classes)

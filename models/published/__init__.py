@@ -1,0 +1,1 @@
+"""Published checkpoints: reading their layouts, saying what fits, keeping what was read."""
