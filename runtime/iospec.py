@@ -131,8 +131,12 @@ class Preprocess:
 class Postprocess:
     """How the graph's outputs become detections.
 
-    The graph gives logits (N, Q, C) and boxes (N, Q, 4) as cxcywh in 0..1 of the model's input. The ``top_k`` best of
-    the Q * C (query, class) pairs are kept, as the DETR family does, then the score threshold applies.
+    The graph gives logits (N, Q, C) and boxes (N, Q, 4) as cxcywh in 0..1 of the model's input.
+
+    "top_k", as the DETR family does: the ``top_k`` best of the Q * C (query, class) pairs are kept, then the score
+    threshold applies (at least it). "nms", as the YOLO family does: the best class of each query, or every class with
+    ``multi_label``, is a candidate when its score is above the threshold; of the ``max_candidates`` best, one whose
+    box has an IoU above ``iou_threshold`` with a better one of the same class is dropped; the ``top_k`` best remain.
 
     Attributes:
         logits: name of the output with the class logits.
@@ -141,6 +145,10 @@ class Postprocess:
         box_format: meaning of the four numbers.
         top_k: most detections an image.
         score_threshold: default threshold in 0..1; a user may set another.
+        kind: how detections are chosen.
+        iou_threshold: default threshold of "nms" in 0..1; a user may set another.
+        multi_label: whether "nms" takes every class of a query as a candidate of its own.
+        max_candidates: most candidates of an image that enter "nms".
     """
 
     logits: str = "pred_logits"
@@ -149,13 +157,19 @@ class Postprocess:
     box_format: Literal["cxcywh_normalized"] = "cxcywh_normalized"
     top_k: int = 300
     score_threshold: float = 0.5
+    kind: Literal["top_k", "nms"] = "top_k"
+    iou_threshold: float = 0.7
+    multi_label: bool = False
+    max_candidates: int = 30000
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.top_k < 1:
-            raise BundleError(f"Postprocess.top_k: expected at least 1, got {self.top_k}")
-        if not 0.0 <= self.score_threshold <= 1.0:
-            raise BundleError(f"Postprocess.score_threshold: expected 0..1, got {self.score_threshold}")
+        for name in ("top_k", "max_candidates"):
+            if getattr(self, name) < 1:
+                raise BundleError(f"Postprocess.{name}: expected at least 1, got {getattr(self, name)}")
+        for name in ("score_threshold", "iou_threshold"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise BundleError(f"Postprocess.{name}: expected 0..1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

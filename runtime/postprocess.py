@@ -9,9 +9,10 @@ import numpy as np
 from carpus.runtime.detections import Detections
 from carpus.runtime.errors import BackendError
 from carpus.runtime.iospec import Postprocess
+from carpus.runtime.suppression import suppress
 from carpus.runtime.transform import ImageTransform
 
-__all__ = ["cxcywh_to_xyxy", "postprocess", "select_top"]
+__all__ = ["cxcywh_to_xyxy", "postprocess", "select_top", "suppress_queries"]
 
 _LOGIT_MARGIN = 1e-3  # candidates are cut a little low in logits, then exactly in scores
 
@@ -24,12 +25,12 @@ def postprocess(
     class_names: tuple[str, ...],
     *,
     score_threshold: float | None = None,
+    iou_threshold: float | None = None,
     classes: np.ndarray | None = None,
 ) -> Detections:
-    """Turn one image's outputs into detections.
+    """Turn one image's outputs into detections, in the way that ``spec.kind`` names.
 
-    The ``top_k`` (query, class) pairs of greatest logit are kept, equal ones in the order of their index, as the DETR
-    family's postprocessor does; sigmoid and box arithmetic touch only those that pass the threshold.
+    Sigmoid and box arithmetic touch only those that pass the threshold.
 
     Args:
         logits: (Q, C) float32.
@@ -38,7 +39,8 @@ def postprocess(
         spec: how to read the outputs.
         class_names: C names.
         score_threshold: least score; the spec's when None.
-        classes: (K,) int64 class ids to look among, or None for all. Others do not take part in the top-k.
+        iou_threshold: greatest IoU of two detections of one class, for "nms"; the spec's when None.
+        classes: (K,) int64 class ids to look among, or None for all. Others do not take part at all.
 
     Returns:
         Detections, best first, boxes clipped to the image.
@@ -57,13 +59,11 @@ def postprocess(
             )
     threshold = spec.score_threshold if score_threshold is None else score_threshold
     considered = logits if classes is None else logits[:, classes]
-    width = considered.shape[1]
-    flat = np.ascontiguousarray(considered, np.float32).reshape(-1)
-    index = select_top(flat, spec.top_k, _logit(threshold) - _LOGIT_MARGIN)
-    score = (1.0 / (1.0 + np.exp(-np.maximum(flat[index].astype(np.float64), -700.0)))).astype(np.float32)
-    keep = score >= np.float32(threshold)
-    index, score = index[keep], score[keep]
-    query, class_id = np.divmod(index, max(width, 1))
+    if spec.kind == "nms":
+        iou = spec.iou_threshold if iou_threshold is None else iou_threshold
+        query, class_id, score = suppress_queries(considered, boxes, transform.model_size, spec, threshold, iou)
+    else:
+        query, class_id, score = _best_pairs(considered, spec.top_k, threshold)
     if classes is not None:
         class_id = classes[class_id]
     model_height, model_width = transform.model_size
@@ -75,6 +75,63 @@ def postprocess(
     return Detections.trusted(
         xyxy.astype(np.float32), score, class_id.astype(np.int64), class_names, transform.source_size
     )
+
+
+def suppress_queries(
+    logits: np.ndarray,
+    boxes: np.ndarray,
+    model_size: tuple[int, int],
+    spec: Postprocess,
+    score_threshold: float,
+    iou_threshold: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The (query, class) pairs that remain after non-maximum suppression.
+
+    Args:
+        logits: (Q, C) float32.
+        boxes: (Q, 4) float32, cxcywh in 0..1 of the model's input.
+        model_size: (height, width) of the model's input [px].
+        spec: of kind "nms".
+        score_threshold: only scores greater than this count.
+        iou_threshold: greatest IoU of two boxes of one class.
+
+    Returns:
+        (k,) query, (k,) class and (k,) float32 score, best first; equal scores in the order of query, then class.
+    """
+    queries, width = logits.shape
+    if logits.size == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)
+    if spec.multi_label or width == 1:
+        flat = np.ascontiguousarray(logits, np.float32).reshape(-1)
+    else:
+        best = logits.argmax(1)
+        flat = logits[np.arange(queries), best].astype(np.float32)
+    index = (flat >= _logit(score_threshold) - _LOGIT_MARGIN).nonzero()[0]
+    score = _sigmoid(flat[index])
+    above = score > np.float32(score_threshold)
+    index, score = index[above], score[above]
+    order = select_top(score, spec.max_candidates)
+    index, score = index[order], score[order]
+    if spec.multi_label or width == 1:
+        query, class_id = np.divmod(index, width)
+    else:
+        query, class_id = index, best[index]
+    height_px, width_px = model_size
+    found = np.asarray(boxes[query], np.float32) * np.array([width_px, height_px, width_px, height_px], np.float32)
+    np.maximum(found[:, 2:], 0, out=found[:, 2:])
+    kept = suppress(cxcywh_to_xyxy(found), class_id, iou_threshold, spec.top_k)
+    return query[kept], class_id[kept], score[kept]
+
+
+def _best_pairs(logits: np.ndarray, top_k: int, score_threshold: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(query, class, score) of the pairs of greatest logit, equal ones in the order of their index."""
+    flat = np.ascontiguousarray(logits, np.float32).reshape(-1)
+    index = select_top(flat, top_k, _logit(score_threshold) - _LOGIT_MARGIN)
+    score = _sigmoid(flat[index])
+    keep = score >= np.float32(score_threshold)
+    index, score = index[keep], score[keep]
+    query, class_id = np.divmod(index, max(logits.shape[1], 1))
+    return query, class_id, score
 
 
 def select_top(values: np.ndarray, count: int, least: float = -math.inf) -> np.ndarray:
@@ -103,6 +160,11 @@ def cxcywh_to_xyxy(boxes: np.ndarray) -> np.ndarray:
     np.subtract(boxes[:, :2], half, out=xyxy[:, :2])
     np.add(boxes[:, :2], half, out=xyxy[:, 2:])
     return xyxy
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Scores (n,) float32."""
+    return (1.0 / (1.0 + np.exp(-np.maximum(logits.astype(np.float64), -700.0)))).astype(np.float32)
 
 
 def _logit(score: float) -> float:

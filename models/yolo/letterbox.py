@@ -10,10 +10,17 @@ import cv2
 import numpy as np
 
 from carpus.runtime.errors import DataError
-from carpus.runtime.iospec import Preprocess
+from carpus.runtime.iospec import Postprocess, Preprocess
 from carpus.runtime.transform import ImageTransform
 
-__all__ = ["PAD_VALUE", "fit_letterbox", "letterbox_preprocess", "letterbox_to_source", "yolo_preprocess"]
+__all__ = [
+    "PAD_VALUE",
+    "fit_letterbox",
+    "letterbox_preprocess",
+    "letterbox_to_source",
+    "yolo_postprocess",
+    "yolo_preprocess",
+]
 
 PAD_VALUE = 114
 """Grey level 0..255 of the border."""
@@ -26,6 +33,15 @@ def yolo_preprocess(input_size: tuple[int, int]) -> Preprocess:
         input_size: (height, width) [px].
     """
     return Preprocess(size=input_size, resize="letterbox", interpolation="bilinear", pad_value=PAD_VALUE)
+
+
+def yolo_postprocess(*, evaluation: bool = False) -> Postprocess:
+    """How outputs become detections, with the published thresholds.
+
+    Args:
+        evaluation: as average precision is measured: every class above 0.001, instead of the best class above 0.25.
+    """
+    return Postprocess(kind="nms", score_threshold=0.001 if evaluation else 0.25, multi_label=evaluation)
 
 
 def fit_letterbox(
