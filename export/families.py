@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from carpus.models.deimv2.checkpoint import load_state, read_state
+from carpus.models.deimv2.checkpoint import load_state
 from carpus.models.deimv2.deploy import deploy
 from carpus.models.deimv2.model import DEIMv2
 from carpus.models.lw_detr import checkpoint as lw_detr_checkpoint
@@ -18,6 +17,7 @@ from carpus.models.lw_detr.model import LWDETR
 from carpus.models.lw_detr.preprocess import lw_detr_preprocess
 from carpus.models.predict import deimv2_preprocess
 from carpus.runtime.errors import DataError
+from carpus.runtime.names import lookup
 from carpus.runtime.spec import Preprocess
 
 __all__ = ["EXPORT_FAMILIES", "ExportFamily", "get_family"]
@@ -35,8 +35,6 @@ class ExportFamily:
         load: (module, weights by name, source named in errors) -> fills the module, which they must fit exactly.
         stride: greatest stride of the feature maps [px].
         top_k: most detections an image.
-        read: a published file -> weights by name.
-        class_head: name of a weight with one row a class.
     """
 
     deploy: Callable[[nn.Module], nn.Module]
@@ -45,8 +43,6 @@ class ExportFamily:
     load: Callable[[nn.Module, Mapping[str, Tensor], str], None]
     stride: int = 32
     top_k: int = 300
-    read: Callable[[Path], dict[str, Tensor]] = field(default_factory=lambda: read_state)
-    class_head: str = "decoder.enc_score_head.weight"
 
 
 def _as_deimv2(module: nn.Module) -> DEIMv2:
@@ -96,14 +92,7 @@ def _load_lw_detr(module: nn.Module, state: Mapping[str, Tensor], source: str) -
 EXPORT_FAMILIES: Mapping[str, ExportFamily] = MappingProxyType(
     {
         "deimv2": ExportFamily(_deploy_deimv2, _preprocess_deimv2, _deimv2_input_size, _load_deimv2),
-        "lw_detr": ExportFamily(
-            _deploy_lw_detr,
-            _preprocess_lw_detr,
-            _lw_detr_input_size,
-            _load_lw_detr,
-            read=lw_detr_checkpoint.read_official,
-            class_head="class_embed.weight",
-        ),
+        "lw_detr": ExportFamily(_deploy_lw_detr, _preprocess_lw_detr, _lw_detr_input_size, _load_lw_detr),
     }
 )
 """Families by name."""
@@ -113,8 +102,6 @@ def get_family(name: str) -> ExportFamily:
     """A family by name.
 
     Raises:
-        DataError: unknown; the message lists the known ones.
+        DataError: unknown; the message suggests the nearest.
     """
-    if name not in EXPORT_FAMILIES:
-        raise DataError(f"unknown model family {name!r}; known families: {', '.join(EXPORT_FAMILIES)}")
-    return EXPORT_FAMILIES[name]
+    return lookup("model family", name, EXPORT_FAMILIES)

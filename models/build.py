@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
 
 from torch import nn
 
@@ -19,21 +19,19 @@ from carpus.models.lw_detr import checkpoint as lw_detr_checkpoint
 from carpus.models.lw_detr import config as lw_detr_config
 from carpus.models.lw_detr.criterion import LWDETRCriterion, LWDETRCriterionConfig
 from carpus.models.lw_detr.model import LWDETR
+from carpus.models.mamba_yolo import checkpoint as mamba_yolo_checkpoint
 from carpus.models.mamba_yolo import config as mamba_yolo_config
 from carpus.models.mamba_yolo.model import MambaYOLO
+from carpus.models.published.rules import Rules
+from carpus.models.published.start import start_from
 from carpus.models.yolo.loss import YOLOCriterion
+from carpus.models.yolo_master import checkpoint as yolo_master_checkpoint
 from carpus.models.yolo_master import config as yolo_master_config
 from carpus.models.yolo_master.model import YOLOMaster
 from carpus.runtime.errors import DataError
+from carpus.runtime.names import lookup, unknown
 
-__all__ = ["FAMILIES", "Family", "build_criterion", "build_model"]
-
-
-def _no_published_files(model: nn.Module, path: Path) -> str:
-    raise DataError(
-        f"Checkpoint {path} is no Carpus training checkpoint; published files of {type(model).__name__} are not "
-        "read yet."
-    )
+__all__ = ["FAMILIES", "Family", "build_criterion", "build_model", "find_family"]
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,15 @@ class Family:
         variants: names of its sizes.
         model: (variant, num_classes, input size or None) -> network.
         criterion: (variant, num_classes) -> training loss.
+        published: what stands in its published files.
         start_from: (network, published file) -> fills it, whatever its classes, and says in a line what was taken.
     """
 
     variants: tuple[str, ...]
     model: Callable[[str, int, tuple[int, int] | None], nn.Module]
     criterion: Callable[[str, int], nn.Module]
-    start_from: Callable[[nn.Module, Path], str] = field(default_factory=lambda: _no_published_files)
+    published: Rules
+    start_from: Callable[[nn.Module, Path], str]
 
 
 def _deimv2(variant: str, num_classes: int, input_size: tuple[int, int] | None) -> DEIMv2:
@@ -90,31 +90,50 @@ def _lw_detr_criterion(variant: str, num_classes: int) -> LWDETRCriterion:
     return LWDETRCriterion(LWDETRCriterionConfig(num_classes, groups))
 
 
-def _start_deimv2(model: nn.Module, path: Path) -> str:
-    return deimv2_checkpoint.load_into(cast(DEIMv2, model), path)
-
-
-def _start_lw_detr(model: nn.Module, path: Path) -> str:
-    return lw_detr_checkpoint.load_into(cast(LWDETR, model), path)
+def _start(rules: Rules) -> Callable[[nn.Module, Path], str]:
+    return partial(start_from, rules=rules)
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "deimv2": Family(tuple(VARIANTS), _deimv2, _deimv2_criterion, _start_deimv2),
-        "lw_detr": Family(tuple(lw_detr_config.VARIANTS), _lw_detr, _lw_detr_criterion, _start_lw_detr),
-        "yolo_master": Family(tuple(yolo_master_config.VARIANTS), _yolo_master, _yolo_master_criterion),
-        "mamba_yolo": Family(tuple(mamba_yolo_config.VARIANTS), _mamba_yolo, _mamba_yolo_criterion),
+        "deimv2": Family(
+            tuple(VARIANTS), _deimv2, _deimv2_criterion, deimv2_checkpoint.RULES, deimv2_checkpoint.load_into
+        ),
+        "lw_detr": Family(
+            tuple(lw_detr_config.VARIANTS),
+            _lw_detr,
+            _lw_detr_criterion,
+            lw_detr_checkpoint.RULES,
+            _start(lw_detr_checkpoint.RULES),
+        ),
+        "yolo_master": Family(
+            tuple(yolo_master_config.VARIANTS),
+            _yolo_master,
+            _yolo_master_criterion,
+            yolo_master_checkpoint.RULES,
+            _start(yolo_master_checkpoint.RULES),
+        ),
+        "mamba_yolo": Family(
+            tuple(mamba_yolo_config.VARIANTS),
+            _mamba_yolo,
+            _mamba_yolo_criterion,
+            mamba_yolo_checkpoint.RULES,
+            _start(mamba_yolo_checkpoint.RULES),
+        ),
     }
 )
 """Model families by name."""
 
 
-def _family(family: str, variant: str) -> Family:
-    if family not in FAMILIES:
-        raise DataError(f"unknown model family {family!r}; known families: {', '.join(FAMILIES)}")
-    entry = FAMILIES[family]
+def find_family(family: str, variant: str) -> Family:
+    """A family that has a variant of that name.
+
+    Raises:
+        DataError: unknown family or variant; all that there are are listed.
+    """
+    entry = lookup("model family", family, FAMILIES)
     if variant not in entry.variants:
-        raise DataError(f"unknown variant {variant!r} of {family}; known variants: {', '.join(entry.variants)}")
+        raise DataError(unknown(f"{family} variant", variant, entry.variants))
     return entry
 
 
@@ -130,7 +149,7 @@ def build_model(family: str, variant: str, num_classes: int, input_size: tuple[i
     Raises:
         DataError: unknown family or variant, or sizes that cannot be.
     """
-    return _family(family, variant).model(variant, num_classes, input_size)
+    return find_family(family, variant).model(variant, num_classes, input_size)
 
 
 def build_criterion(family: str, variant: str, num_classes: int) -> nn.Module:
@@ -139,4 +158,4 @@ def build_criterion(family: str, variant: str, num_classes: int) -> nn.Module:
     Raises:
         DataError: unknown family or variant.
     """
-    return _family(family, variant).criterion(variant, num_classes)
+    return find_family(family, variant).criterion(variant, num_classes)

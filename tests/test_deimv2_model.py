@@ -160,12 +160,12 @@ def test_wrong_inputs(shape: tuple[int, ...], message: str) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: build_model("yolo", "n", 3), "unknown model family 'yolo'; known families: deimv2"),
+        (lambda: build_model("yolo", "n", 3), r"unknown model family 'yolo' \(did you mean 'yolo_master' or 'mamba_yolo'\?\); known families: deimv2"),
         (
             lambda: build_model("deimv2", "xl", 3),
-            "unknown variant 'xl' of deimv2; known variants: atto, femto, pico, n, s",
+            "unknown deimv2 variant 'xl'; known variants: atto, femto, pico, n, s",
         ),
-        (lambda: build_criterion("deimv2", "xl", 3), "unknown variant 'xl'"),
+        (lambda: build_criterion("deimv2", "xl", 3), "unknown deimv2 variant 'xl'"),
         (lambda: get_config("xl"), "unknown DEIMv2 variant 'xl'; known variants: atto, femto, pico, n, s, m, l, x"),
         (lambda: build_model("deimv2", "atto", 0), "num_classes must be at least 1, got 0"),
         (lambda: build_model("deimv2", "atto", 3, (100, 64)), r"multiples of 32 px, got \(100, 64\)"),

@@ -206,7 +206,7 @@ def test_diverged_training_says_so_and_keeps_its_checkpoint(root: Path, tmp_path
             r"\(the factor 0.5 of input_scales from epoch 0\) has ",
         ),
         ({"init": Path("/nowhere.pt")}, "Checkpoint /nowhere.pt to start from does not exist"),
-        ({"variant": "huge"}, "unknown variant 'huge'"),
+        ({"variant": "huge"}, "unknown deimv2 variant 'huge'"),
         ({"val": Path("/nowhere")}, "No dataset at /nowhere"),
     ],
 )

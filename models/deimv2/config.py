@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from carpus.models.deimv2.vit_config import VIT_SMALL, VIT_SMALL_PLUS, VIT_TINY, VIT_TINY_PLUS, ViTConfig
+from carpus.models.detector_config import DetectorConfig, find_config
 from carpus.runtime.errors import DataError
 
 __all__ = [
@@ -127,7 +128,7 @@ class DecoderConfig:
 
 
 @dataclass(frozen=True)
-class DEIMv2Config:
+class DEIMv2Config(DetectorConfig):
     """Everything that fixes a DEIMv2 network.
 
     Attributes:
@@ -149,12 +150,7 @@ class DEIMv2Config:
     num_classes: int = 80
 
     def __post_init__(self) -> None:
-        if self.num_classes < 1:
-            raise DataError(f"DEIMv2Config.num_classes must be at least 1, got {self.num_classes}")
-        if any(side < 32 or side % 32 for side in self.input_size):
-            raise DataError(
-                f"DEIMv2Config.input_size must be (height, width), multiples of 32 px, got {self.input_size}"
-            )
+        self.check_sizes()
 
     @property
     def feature_strides(self) -> tuple[int, ...]:
@@ -167,10 +163,6 @@ class DEIMv2Config:
         """Whether images enter with ImageNet's mean and deviation removed; otherwise in 0..1."""
         return isinstance(self.backbone, ViTConfig)
 
-    def with_num_classes(self, num_classes: int) -> DEIMv2Config:
-        """The same network for another number of classes."""
-        return replace(self, num_classes=num_classes)
-
     def with_take_blocks(self, take_blocks: tuple[int, int, int]) -> DEIMv2Config:
         """The same network, with the tokens of other transformer blocks.
 
@@ -180,10 +172,6 @@ class DEIMv2Config:
         if not isinstance(self.backbone, ViTConfig):
             raise DataError(f"DEIMv2 {self.variant} has no transformer backbone whose blocks could be chosen")
         return replace(self, backbone=replace(self.backbone, take_blocks=take_blocks))
-
-    def with_input_size(self, height: int, width: int) -> DEIMv2Config:
-        """The same network for another input size [px]."""
-        return replace(self, input_size=(height, width))
 
 
 _STAGE1 = StageConfig(16, 16, 64, 1, False, False, 3)
@@ -268,12 +256,9 @@ VARIANTS: Mapping[str, DEIMv2Config] = MappingProxyType(
 
 
 def get_config(variant: str, num_classes: int | None = None) -> DEIMv2Config:
-    """Configuration of a variant by name.
+    """Configuration of a variant by name; the number of classes is that of the published weights unless given.
 
     Raises:
-        DataError: unknown variant; the message lists the known ones.
+        DataError: unknown variant; the message suggests the nearest.
     """
-    if variant not in VARIANTS:
-        raise DataError(f"unknown DEIMv2 variant {variant!r}; known variants: {', '.join(VARIANTS)}")
-    config = VARIANTS[variant]
-    return config if num_classes is None else config.with_num_classes(num_classes)
+    return find_config("DEIMv2", VARIANTS, variant, num_classes)

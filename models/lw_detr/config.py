@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from carpus.models.detector_config import DetectorConfig, find_config
 from carpus.runtime.errors import DataError
 
 __all__ = ["VARIANTS", "DecoderConfig", "LWDETRConfig", "OptimizerConfig", "ViTConfig", "get_config"]
@@ -111,7 +112,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class LWDETRConfig:
+class LWDETRConfig(DetectorConfig):
     """Everything that fixes an LW-DETR network.
 
     Attributes:
@@ -133,24 +134,15 @@ class LWDETRConfig:
     input_size: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
-        if self.num_classes < 1:
-            raise DataError(f"LWDETRConfig.num_classes must be at least 1, got {self.num_classes}")
+        self.check_sizes()
         unknown = [level for level in self.levels if level not in ("P3", "P4", "P5")]
         if unknown or not self.levels:
             raise DataError(f"LWDETRConfig.levels must be of P3, P4, P5, got {self.levels}")
-        stride = self.encoder.stride
-        if any(side < stride or side % stride for side in self.input_size):
-            raise DataError(
-                f"LWDETRConfig.input_size must be (height, width), multiples of {stride} px, got {self.input_size}"
-            )
 
-    def with_num_classes(self, num_classes: int) -> LWDETRConfig:
-        """The same network for another number of classes."""
-        return replace(self, num_classes=num_classes)
-
-    def with_input_size(self, height: int, width: int) -> LWDETRConfig:
-        """The same network for another input size [px]."""
-        return replace(self, input_size=(height, width))
+    @property
+    def input_stride(self) -> int:
+        """What the sides of the input must be multiples of [px]."""
+        return self.encoder.stride
 
     def with_num_groups(self, num_groups: int) -> LWDETRConfig:
         """The same network with another number of query groups in training; 1 turns Group DETR off."""
@@ -197,12 +189,9 @@ VARIANTS: Mapping[str, LWDETRConfig] = MappingProxyType(
 
 
 def get_config(variant: str, num_classes: int | None = None) -> LWDETRConfig:
-    """Configuration of a variant by name.
+    """Configuration of a variant by name; the number of classes is that of the published weights unless given.
 
     Raises:
-        DataError: unknown variant; the message lists the known ones.
+        DataError: unknown variant; the message suggests the nearest.
     """
-    if variant not in VARIANTS:
-        raise DataError(f"unknown LW-DETR variant {variant!r}; known variants: {', '.join(VARIANTS)}")
-    config = VARIANTS[variant]
-    return config if num_classes is None else config.with_num_classes(num_classes)
+    return find_config("LW-DETR", VARIANTS, variant, num_classes)

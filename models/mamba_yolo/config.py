@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from carpus.models.detector_config import DetectorConfig, find_config
 from carpus.models.yolo.loss import LossConfig
 from carpus.runtime.errors import DataError
+from carpus.runtime.names import unknown
 
 __all__ = ["VARIANTS", "Activation", "MambaYOLOConfig", "ScanConfig", "get_config", "get_loss_config"]
 
@@ -47,14 +49,14 @@ class ScanConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in ("s6", "mamba3"):
-            raise DataError(f"unknown scan {self.kind!r}; known scans: s6, mamba3")
+            raise DataError(unknown("scan", self.kind, ("s6", "mamba3")))
         for name in ("d_state", "expand", "headdim", "chunk_size"):
             if getattr(self, name) < 1:
                 raise DataError(f"ScanConfig.{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
-class MambaYOLOConfig:
+class MambaYOLOConfig(DetectorConfig):
     """Everything that fixes a Mamba-YOLO network.
 
     Attributes:
@@ -82,16 +84,11 @@ class MambaYOLOConfig:
     input_size: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
-        if self.num_classes < 1:
-            raise DataError(f"MambaYOLOConfig.num_classes must be at least 1, got {self.num_classes}")
+        self.check_sizes()
         if self.gate_activation not in get_args(Activation):
-            raise DataError(
-                f"unknown gate activation {self.gate_activation!r}; known: {', '.join(get_args(Activation))}"
-            )
+            raise DataError(unknown("gate activation", self.gate_activation, get_args(Activation)))
         if len(self.backbone_repeats) != len(STAGE_CHANNELS):
             raise DataError(f"backbone_repeats needs one number for each of 4 stages, got {self.backbone_repeats}")
-        if any(side < 32 or side % 32 for side in self.input_size):
-            raise DataError(f"the input of Mamba-YOLO needs sides that are multiples of 32 px, got {self.input_size}")
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -111,14 +108,6 @@ class MambaYOLOConfig:
     def _scaled(self, nominal: int) -> int:
         return max(round(nominal * self.depth), 1) if nominal > 1 else nominal
 
-    def with_input_size(self, height: int, width: int) -> MambaYOLOConfig:
-        """The same network for another input size [px]."""
-        return replace(self, input_size=(height, width))
-
-    def with_num_classes(self, num_classes: int) -> MambaYOLOConfig:
-        """The same network for another number of classes."""
-        return replace(self, num_classes=num_classes)
-
 
 _SIZES = {"T": (0.33, 0.25, 1024), "B": (0.33, 0.50, 1024), "L": (0.67, 0.75, 768)}
 
@@ -137,19 +126,17 @@ VARIANTS: Mapping[str, MambaYOLOConfig] = MappingProxyType(_variants())
 """Configurations by name; ``mamba3-*`` scan with Mamba-3 and have no published weights."""
 
 
-def get_config(variant: str, num_classes: int = 80) -> MambaYOLOConfig:
-    """Configuration of a variant.
+def get_config(variant: str, num_classes: int | None = None) -> MambaYOLOConfig:
+    """Configuration of a variant by name; the number of classes is that of the published weights unless given.
 
     Raises:
-        DataError: unknown variant.
+        DataError: unknown variant; the message suggests the nearest.
     """
-    if variant not in VARIANTS:
-        raise DataError(f"unknown Mamba-YOLO variant {variant!r}; known variants: {', '.join(VARIANTS)}")
-    return VARIANTS[variant].with_num_classes(num_classes)
+    return find_config("Mamba-YOLO", VARIANTS, variant, num_classes)
 
 
-def get_loss_config(variant: str, num_classes: int = 80) -> LossConfig:
-    """Settings of the training loss of a variant.
+def get_loss_config(variant: str, num_classes: int | None = None) -> LossConfig:
+    """Settings of a variant's training loss.
 
     Raises:
         DataError: unknown variant.

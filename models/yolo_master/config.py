@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from carpus.models.detector_config import DetectorConfig, find_config
 from carpus.models.yolo.loss import LossConfig
 from carpus.runtime.errors import DataError
 
@@ -107,7 +108,7 @@ class MoEConfig:
 
 
 @dataclass(frozen=True)
-class YOLOMasterConfig:
+class YOLOMasterConfig(DetectorConfig):
     """Everything that fixes a YOLO-Master network.
 
     Attributes:
@@ -133,25 +134,12 @@ class YOLOMasterConfig:
     input_size: tuple[int, int] = (640, 640)
 
     def __post_init__(self) -> None:
-        if self.num_classes < 1:
-            raise DataError(f"YOLOMasterConfig.num_classes must be at least 1, got {self.num_classes}")
-        if any(side < 32 or side % 32 for side in self.input_size):
-            raise DataError(
-                f"YOLOMasterConfig.input_size must be (height, width), multiples of 32 px, got {self.input_size}"
-            )
+        self.check_sizes()
         layers = sum(layer.kind == "moe" for layer in self.layers)
         if layers != len(self.moe.num_experts):
             raise DataError(
                 f"YOLOMasterConfig.moe.num_experts names {len(self.moe.num_experts)} layers, the layout has {layers}"
             )
-
-    def with_num_classes(self, num_classes: int) -> YOLOMasterConfig:
-        """The same network for another number of classes."""
-        return replace(self, num_classes=num_classes)
-
-    def with_input_size(self, height: int, width: int) -> YOLOMasterConfig:
-        """The same network for another input size [px]."""
-        return replace(self, input_size=(height, width))
 
 
 def _down(channels: int) -> LayerSpec:
@@ -245,18 +233,19 @@ VARIANTS: Mapping[str, YOLOMasterConfig] = MappingProxyType(_variants())
 
 
 def get_config(variant: str, num_classes: int | None = None) -> YOLOMasterConfig:
-    """Configuration of a variant by name.
+    """Configuration of a variant by name; the number of classes is that of the published weights unless given.
 
     Raises:
-        DataError: unknown variant; the message lists the known ones.
+        DataError: unknown variant; the message suggests the nearest.
     """
-    if variant not in VARIANTS:
-        raise DataError(f"unknown YOLO-Master variant {variant!r}; known variants: {', '.join(VARIANTS)}")
-    config = VARIANTS[variant]
-    return config if num_classes is None else config.with_num_classes(num_classes)
+    return find_config("YOLO-Master", VARIANTS, variant, num_classes)
 
 
 def get_loss_config(variant: str, num_classes: int | None = None) -> LossConfig:
-    """Settings of a variant's training loss."""
+    """Settings of a variant's training loss.
+
+    Raises:
+        DataError: unknown variant.
+    """
     config = get_config(variant, num_classes)
     return replace(config.loss, num_classes=config.num_classes, reg_max=config.reg_max)
