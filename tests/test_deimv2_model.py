@@ -163,10 +163,10 @@ def test_wrong_inputs(shape: tuple[int, ...], message: str) -> None:
         (lambda: build_model("yolo", "n", 3), r"unknown model family 'yolo' \(did you mean 'yolo_master' or 'mamba_yolo'\?\); known families: deimv2"),
         (
             lambda: build_model("deimv2", "xl", 3),
-            "unknown deimv2 variant 'xl'; known variants: atto, femto, pico, n, s",
+            r"unknown deimv2 variant 'xl' \(did you mean 'l' or 'x'\?\); known variants: atto, femto, pico, n, s",
         ),
         (lambda: build_criterion("deimv2", "xl", 3), "unknown deimv2 variant 'xl'"),
-        (lambda: get_config("xl"), "unknown DEIMv2 variant 'xl'; known variants: atto, femto, pico, n, s, m, l, x"),
+        (lambda: get_config("tall"), "unknown DEIMv2 variant 'tall'; known variants: atto, femto, pico, n, s, m, l, x"),
         (lambda: build_model("deimv2", "atto", 0), "num_classes must be at least 1, got 0"),
         (lambda: build_model("deimv2", "atto", 3, (100, 64)), r"multiples of 32 px, got \(100, 64\)"),
     ],

@@ -155,14 +155,14 @@ def test_wrong_backbone_files() -> None:
     state = {name: t.clone() for name, t in small("l").backbone.dinov3.state_dict().items()}
     assert is_transformer_only(state)
     assert not is_transformer_only(small("l").state_dict())
-    used = load_transformer(small("l"), state, "file").used
+    used = load_transformer(small("l"), state, "file").fit.copied
     assert len(used) == len(state)
     with pytest.raises(DataError, match="holds a vision transformer, and DEIMv2 n has none"):
         load_transformer(DEIMv2(get_config("n")), state, "file")
-    with pytest.raises(DataError, match=r"without a place: blocks\.0\.mlp\.fc1"):
+    with pytest.raises(DataError, match=r"left over: blocks\.0\.mlp\.fc1"):
         load_transformer(small("x"), state, "file")
     state["blocks.1.attn.qkv.bias_mask"].fill_(math.nan)
-    with pytest.raises(DataError, match=r"1 not finite: blocks\.1\.attn\.qkv\.bias_mask"):
+    with pytest.raises(DataError, match=r"1 contradictory: blocks\.1\.attn\.qkv\.bias_mask has values that are not finite"):
         load_transformer(small("l"), state, "file")
     del state["blocks.1.attn.qkv.bias_mask"]
     with pytest.raises(DataError, match=r"1 missing: blocks\.1\.attn\.qkv\.bias_mask"):
