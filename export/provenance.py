@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import subprocess
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from carpus.runtime.spec import Provenance
 
-__all__ = ["file_sha256", "make_provenance"]
+__all__ = ["make_provenance"]
 
 _PACKAGES = ("carpus", "torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "opencv-python-headless")
 
@@ -34,15 +33,6 @@ def make_provenance(
         packages={name: version for name in _PACKAGES if (version := _version(name))},
         recipe=dict(recipe),
     )
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file, 64 hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _version(package: str) -> str:

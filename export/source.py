@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,13 @@ from torch import nn
 
 from carpus.export.families import get_family
 from carpus.export.pipeline import ExportSource
-from carpus.export.provenance import file_sha256
-from carpus.models.build import build_model
+from carpus.models.build import build_model, find_family
 from carpus.models.data.coco import CategoryMap
-from carpus.models.data.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from carpus.models.engine_checkpoint import is_training_checkpoint, load_trained_weights
+from carpus.models.published.classes import name_classes
+from carpus.models.published.fit import fill
+from carpus.models.published.reader import read_published
+from carpus.models.torch_file import file_sha256
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import ClassInfo
 
@@ -115,46 +115,23 @@ def _from_training(path: Path, family: str | None, variant: str | None, classes:
 
 
 def _from_published(path: Path, family: str | None, variant: str | None, classes: CategoryMap | None) -> _Loaded:
-    with path.open("rb") as file:
-        start = file.read(2)
-    if path.suffix != ".safetensors" and start[:1] != b"\x80" and start != b"PK":
-        # torch's unpickler answers other files with whatever error their bytes happen to cause
-        raise DataError(
-            f"Checkpoint {path} is no file of torch.save and no .safetensors; it starts with {start!r}. Give a "
-            "training's best.pt or published weights."
-        )
-    if start == b"PK" and not zipfile.is_zipfile(path):
-        raise DataError(f"Checkpoint {path} is cut off; copy it again.")
+    weights = read_published(path)
     if family is None or variant is None:
         raise DataError(
             f"Checkpoint {path} is not a Carpus training checkpoint, so it does not say what it is; give --family and "
-            "--variant."
+            "--variant, or bring it in with `carpus import`."
         )
-    entry = get_family(family)
-    state = entry.read(path)
-    head = state.get(entry.class_head)
-    if head is None:
+    rules = find_family(family, variant).published
+    count = rules.count_classes(weights.state)
+    if count is None:
         raise DataError(
-            f"Checkpoint {path} has no weight {entry.class_head!r}, so it is not a {family} {variant}; its "
-            f"first names are {_some(list(state))}."
+            f"Checkpoint {path} has no head of classes, so it is not a {family} {variant}; its first names are "
+            f"{', '.join(list(weights.state)[:3])}."
         )
-    count = len(head)
-    if classes is None:
-        known = {len(table): table for table in (COCO_CLASSES, COCO_CATEGORY_IDS)}
-        if count not in known:
-            raise DataError(
-                f"Checkpoint {path} has {count} classes and does not name them; give --class-names or --dataset."
-            )
-        classes = CategoryMap(tuple(name for name, _ in known[count]), tuple(number for _, number in known[count]))
-    if len(classes) != count:
-        raise DataError(f"Checkpoint {path} has {count} classes, {len(classes)} names were given.")
+    categories, _ = name_classes(path, count, classes, weights.class_names)
     module = build_model(family, variant, count)
-    entry.load(module, state, f"checkpoint {path}")
-    return module, family, variant, entry.input_size(module), classes, {}
-
-
-def _some(items: Sequence[str], count: int = 3) -> str:
-    return ", ".join(items[:count]) + (", ..." if len(items) > count else "")
+    fill(module, weights.state, rules, f"checkpoint {path}")
+    return module, family, variant, get_family(family).input_size(module), categories, {}
 
 
 def _is_plain(value: Any) -> bool:

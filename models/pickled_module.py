@@ -15,15 +15,17 @@ import math
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from carpus.models.torch_file import check_torch_file
 from carpus.runtime.errors import DataError
 
-__all__ = ["Record", "module_state", "read_records"]
+__all__ = ["Record", "Records", "module_state", "read_records"]
 
 _MOST_BYTES = 8 << 30
 _STORAGES = {
@@ -40,7 +42,18 @@ _STORAGES = {
 }
 
 
-class Record:
+class _RecordType(type):
+    """Notes what a file asks to be called: making an object the usual way of pickling calls nothing."""
+
+    path = ""
+    calls: dict[str, None]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        cls.calls[cls.path] = None
+        return super().__call__(*args, **kwargs)
+
+
+class Record(metaclass=_RecordType):
     """What stands for an object of a class that is not read: its class's name and the attributes that were pickled.
 
     Attributes:
@@ -49,6 +62,7 @@ class Record:
     """
 
     path = ""
+    calls: dict[str, None] = {}  # noqa: RUF012 - each reader's classes have their own
 
     def __new__(cls, *_: Any, **__: Any) -> Record:
         made = super().__new__(cls)
@@ -79,18 +93,32 @@ class Record:
         return f"<{self.path}>"
 
 
-def read_records(path: Path) -> Any:
-    """The content of a file of ``torch.save``: tensors, plain values, and a `Record` for everything else.
+@dataclass(frozen=True)
+class Records:
+    """What a file holds, and what reading it the usual way would have taken.
+
+    Attributes:
+        content: tensors, plain values, and a `Record` for everything else.
+        classes: "module.name" of everything that the file names beside tensors and plain containers.
+        calls: those of them that reading the usual way would have called as functions.
+    """
+
+    content: Any
+    classes: tuple[str, ...]
+    calls: tuple[str, ...]
+
+
+def read_records(path: Path) -> Records:
+    """The content of a file of ``torch.save``.
 
     Args:
-        path: the file.
+        path: the file, in the zip format of torch 1.6 and newer.
 
     Raises:
         DataError: missing, of another format, damaged, or larger than is believable.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"Checkpoint {path} {'is a directory' if path.is_dir() else 'does not exist'}.")
+    check_torch_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
@@ -101,7 +129,8 @@ def read_records(path: Path) -> Any:
             order = name.removesuffix("data.pkl") + "byteorder"
             if order in archive.namelist() and archive.read(order) != b"little":
                 raise DataError(f"Checkpoint {path} was written on a big-endian machine, which is not read.")
-            return _Reader(archive, name).load()
+            reader = _Reader(archive, name)
+            return Records(reader.load(), tuple(reader.records), tuple(reader.calls))
     except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, OSError, KeyError, ValueError, TypeError) as error:
         raise DataError(
             f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or is damaged "
@@ -166,7 +195,8 @@ class _Reader(pickle.Unpickler):
         self._archive = archive
         self._folder = name.removesuffix("data.pkl")
         self._storages: dict[str, Tensor] = {}
-        self._records: dict[str, type[Record]] = {}
+        self.records: dict[str, type[Record]] = {}
+        self.calls: dict[str, None] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         """Never imports anything."""
@@ -178,7 +208,10 @@ class _Reader(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         path = f"{module}.{name}"
-        return self._records.setdefault(path, type(name.rpartition(".")[2], (Record,), {"path": path}))
+        if path not in self.records:
+            attributes = {"path": path, "calls": self.calls}
+            self.records[path] = type(name.rpartition(".")[2], (Record,), attributes)
+        return self.records[path]
 
     def persistent_load(self, identity: Any) -> Tensor:
         """A storage as a flat tensor."""

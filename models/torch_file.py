@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +13,47 @@ import torch
 
 from carpus.runtime.errors import DataError
 
-__all__ = ["load_plain"]
+__all__ = ["check_torch_file", "file_sha256", "load_plain"]
+
+
+def check_torch_file(path: Path) -> None:
+    """Refuse what is no file of ``torch.save``, before an unpickler answers with whatever error its bytes cause.
+
+    Raises:
+        DataError: missing, of another kind, cut off, or a program.
+    """
+    if not path.is_file():
+        raise DataError(f"Checkpoint {path} {'is a directory' if path.is_dir() else 'does not exist'}.")
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start[:1] != b"\x80" and start != b"PK":
+        raise DataError(
+            f"Checkpoint {path} is no file of torch.save and no .safetensors; it starts with {start!r}. Give a "
+            "training's best.pt or published weights."
+        )
+    if start != b"PK":
+        return
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"Checkpoint {path} is cut off; copy it again.")
+    with zipfile.ZipFile(path) as archive:
+        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            raise DataError(
+                f"Checkpoint {path} is a TorchScript archive, which is a program and not weights; give a file of "
+                "weights (a state_dict)."
+            )
 
 
 def load_plain(path: Path) -> Any:
-    """Tensors and plain values from a file, onto the CPU.
+    """Tensors and plain values from a file, onto the CPU; of classes only ``argparse.Namespace``.
 
     Raises:
         DataError: missing, not written by ``torch.save``, cut off, or holding objects whose reading would run code.
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"Checkpoint {path} {'is a directory' if path.is_dir() else 'does not exist'}.")
+    check_torch_file(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         # torch's own message advises to let the file run its code; nobody should do that for a detector.
         raise DataError(
@@ -35,3 +65,12 @@ def load_plain(path: Path) -> Any:
         raise DataError(
             f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or is cut off ({reason})."
         ) from error
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

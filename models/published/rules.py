@@ -1,0 +1,71 @@
+"""What is known of a family's published files: entries with a meaning of their own, and where the classes are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+__all__ = ["COUNTERS", "Known", "Rules", "Treatment"]
+
+Treatment = Literal["derived", "constant", "optional", "unused"]
+"""derived: the network makes it, whatever a file says. constant: fixed by the configuration, compared and not copied.
+optional: copied where a file has it. unused: in some files, with no place in the network."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Entries that are not simply copied.
+
+    Attributes:
+        pattern: expression that their whole names match.
+        treatment: what is done with them.
+        reason: why, in half a sentence.
+    """
+
+    pattern: str
+    treatment: Treatment
+    reason: str
+
+
+COUNTERS = Known(r".*\.num_batches_tracked", "optional", "counts batches for norms without momentum; nothing reads it")
+"""In the files of every family."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the published files of a family are read.
+
+    Attributes:
+        title: the family's name for people.
+        known: entries with a meaning of their own; the first that matches counts.
+        class_head: expression for the name of one weight with exactly a row a class.
+        class_rows: expression for the names of all entries whose first dimension is a row a class.
+        class_sized: expression for further entries whose sizes follow from the number of classes.
+        hint: what to look at when a file does not fit.
+    """
+
+    title: str
+    known: tuple[Known, ...]
+    class_head: str
+    class_rows: str
+    class_sized: str = r"(?!)"
+    hint: str = "Choose the variant and the number of classes that it was trained with."
+
+    def find(self, name: str) -> Known | None:
+        """What is known of an entry; None when it is simply copied."""
+        return next((known for known in self.known if re.fullmatch(known.pattern, name)), None)
+
+    def count_classes(self, state: Mapping[str, Tensor]) -> int | None:
+        """The number of classes of weights by name; None when they have no such head."""
+        head = re.compile(self.class_head)
+        return next((len(tensor) for name, tensor in state.items() if head.fullmatch(name) and tensor.ndim), None)
+
+    def of_other_classes(self, name: str, given: Tensor, target: Tensor) -> bool:
+        """Whether two shapes of an entry may differ because the numbers of classes do."""
+        if re.fullmatch(self.class_rows, name):
+            return given.ndim == target.ndim and given.shape[1:] == target.shape[1:]
+        return bool(re.fullmatch(self.class_sized, name)) and given.ndim == target.ndim

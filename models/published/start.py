@@ -1,0 +1,44 @@
+"""Training from a published file, whatever its classes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from carpus.models.published.fit import Fit, fill
+from carpus.models.published.reader import PublishedWeights, read_published
+from carpus.models.published.rules import Rules
+
+__all__ = ["describe_start", "start_from"]
+
+
+def start_from(model: nn.Module, path: Path, rules: Rules) -> str:
+    """Start a network from a published file; with another number of classes all but the classification rows is kept.
+
+    Returns:
+        One line that says what was taken.
+
+    Raises:
+        DataError: an unreadable file, or weights of another architecture.
+    """
+    weights = read_published(path)
+    fit = fill(model, weights.state, rules, f"checkpoint {path}", other_classes=True)
+    return f"starting from {path} ({describe_start(model, weights, fit, rules)})"
+
+
+def describe_start(model: Any, weights: PublishedWeights, fit: Fit, rules: Rules) -> str:
+    """What was taken of published weights, and what starts anew, without the file's name."""
+    averaged = "averaged weights" if weights.choice == "ema" else "weights"
+    taken = f"published {averaged} under {weights.layout}; {len(fit.copied)} entries kept"
+    if not fit.renewed:
+        return f"{taken}, the classification rows among them"
+    rows = [name for name in fit.renewed if re.fullmatch(rules.class_rows, name)]
+    line = (
+        f"{taken}, for {model.config.num_classes} classes instead of {rules.count_classes(weights.state)} the "
+        f"classification rows start anew: {len(rows)} entries"
+    )
+    sized = len(fit.renewed) - len(rows)
+    return f"{line}, and {sized} of the class branch whose width follows from the number of classes" if sized else line

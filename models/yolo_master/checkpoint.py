@@ -1,0 +1,31 @@
+"""Published YOLO-Master files: what stands in them, and what of it a network takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from carpus.models.published.fit import Fit, fill
+from carpus.models.published.rules import Known
+from carpus.models.yolo.checkpoint import yolo_rules
+
+__all__ = ["RULES", "load_state"]
+
+RULES = yolo_rules(
+    "YOLO-Master",
+    Known(
+        r".*\.(load_balancing_loss|expert_usage_counts)",
+        "unused",
+        "loss and expert usage of the last training step, which the official code does not keep either",
+    ),
+    hint=(
+        "Choose the variant and the number of classes that it was trained with; files of the first v0.1 release have "
+        "other experts at other layers than the released configurations, and are not read."
+    ),
+)
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Fit:
+    """Fill a network from weights that must fit exactly; see `carpus.models.published.fit.fill`."""
+    return fill(model, state, RULES, source)
