@@ -71,7 +71,7 @@ def main() -> int:
     print("backend       weights  boxes [px]  scores    others  detections  differ     AP")
     expected = None
     if scored is not None:
-        detector = ModelDetector(source.module, names, preprocess, top_k=family.top_k)
+        detector = ModelDetector(source.module, names, preprocess, Postprocess(top_k=family.top_k, score_threshold=0.0))
         expected = average_precision(detector, scored, "torch")
         print(
             f"{'torch ' + torch.__version__.partition('+')[0]:<13} fp32     {'-':>10}  {'-':>8}  {'-':>6}  {'-':>10}"

@@ -13,11 +13,14 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from carpus.models.build import FAMILIES
 from carpus.models.data.augment_config import AugmentConfig
 from carpus.models.engine_events import LogListener, StepReport, TrainListener
-from carpus.models.recipe import Recipe, get_recipe
+from carpus.models.recipe import Classification, Recipe
+from carpus.models.recipe_table import get_recipe
 from carpus.models.train import train
 from carpus.models.train_config import TrainConfig
+from carpus.runtime.names import lookup
 
 __all__ = ["Train"]
 
@@ -40,8 +43,10 @@ class Train:
     """Image folder of DATA, when it is not images/ beside the annotations."""
     val_images: Path | None = None
     """Image folder of VAL, likewise."""
-    variant: Literal["atto", "femto", "pico", "n"] = "atto"
-    """DEIMv2 variant."""
+    family: str = "deimv2"
+    """Model family: deimv2, lw_detr, mamba_yolo or yolo_master."""
+    variant: str | None = None
+    """Member of the family, see `carpus models`; without it the smallest."""
     recipe: Literal["tabletop", "official"] = "tabletop"
     """Base recipe: `tabletop` for small data on a processor, `official` for COCO on accelerators."""
     init: Path | None = None
@@ -59,12 +64,22 @@ class Train:
     """Learning rate of encoder and decoder."""
     backbone_lr_factor: float | None = None
     """Backbone's learning rate relative to LR."""
+    layer_decay: float | None = None
+    """Factor on the learning rate per layer of the backbone, from its last to its first; 1 is off."""
+    component_decay: float | None = None
+    """Factor on the learning rate per component, from the heads towards the image; 1 is off."""
+    optimizer: Literal["adamw", "sgd"] | None = None
+    """AdamW, or SGD with Nesterov's momentum."""
+    momentum: float | None = None
+    """Momentum of SGD."""
     weight_decay: float | None = None
-    """Weight decay of AdamW."""
+    """Weight decay."""
     clip_norm: float | None = None
     """Gradients are scaled to at most this norm; 0 leaves them."""
     warmup_iterations: int | None = None
-    """Steps of quadratic warm-up."""
+    """Steps of warm-up."""
+    falling: Literal["cosine", "linear"] | None = None
+    """Rise and fall of the learning rate: quadratic and as a cosine, or in straight lines."""
     flat_epochs: int | None = None
     """Epochs at full learning rate."""
     final_lr_factor: float | None = None
@@ -99,12 +114,20 @@ class Train:
     """Pairs of first epoch and factor on the input size: `0 0.6 20 0.8 40 1.0` trains on small images first."""
     matcher_change_epoch: int | None = None
     """Epoch from which pairs are made by IoU^4 times score."""
+    classification: Classification | None = None
+    """Classification loss of DEIMv2 (mal, vfl) and LW-DETR (ia_bce, mal, vfl)."""
+    query_groups: int | None = None
+    """Groups of queries in training (Group DETR, LW-DETR only); 1 turns it off."""
+    dense_o2o: bool = True
+    """Mosaic, mixup and copy-blend as the recipe has them; `--no-dense-o2o` leaves them out."""
     dense_supervision: bool | None = None
     """Also teach every encoder position, which shortens training from random weights."""
     num_denoising: int | None = None
     """Denoising queries; 0 turns them off."""
     ema_decay: float | None = None
     """Decay of the averaged weights."""
+    multi_scale_repeat: int | None = None
+    """Random sizes of 0.75 to 1.25 for each batch, among which its own counts this often; 0 turns them off."""
     ema_warmups: int | None = None
     """Updates over which that decay rises."""
 
@@ -147,14 +170,19 @@ class Train:
 
     def config(self) -> TrainConfig:
         """The configuration that these options stand for."""
-        recipe = get_recipe(self.recipe, self.variant)
+        variant = (
+            self.variant if self.variant is not None else lookup("model family", self.family, FAMILIES).variants[0]
+        )
+        recipe = get_recipe(self.recipe, self.family, variant)
+        if not self.dense_o2o:
+            recipe = recipe.without_dense_o2o()
         if self.epochs is not None:
             recipe = recipe.scaled(self.epochs)
         augment = dataclasses.replace(recipe.augment, **self._given(AugmentConfig))
         changes = {"augment": augment, **self._given(Recipe, "epochs")}
         shared = {field.name for field in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(Train)}
-        options = {name: getattr(self, name) for name in shared - {"recipe"}}
-        return TrainConfig(recipe=dataclasses.replace(recipe, **changes), **options)
+        options = {name: getattr(self, name) for name in shared - {"recipe", "variant"}}
+        return TrainConfig(recipe=dataclasses.replace(recipe, **changes), variant=variant, **options)
 
     def _given(self, kind: type, *leave: str) -> dict[str, Any]:
         """The options that belong to a configuration class and were given."""

@@ -219,6 +219,7 @@ class Engine:
                 module,
                 parts.categories.names,
                 parts.preprocess,
+                parts.postprocess,
                 device=parts.fabric.device,
                 channels_last=parts.config.channels_last,
             )

@@ -6,7 +6,7 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import lightning_fabric
@@ -15,7 +15,7 @@ from carpus.models.data.loader import BatchPlan, SampleAugmenter, training_batch
 from carpus.models.data.progressive import size_at
 from carpus.models.data.store import ImageStore
 from carpus.models.ema import ModelEMA
-from carpus.models.engine_optimizer import make_optimizer
+from carpus.models.engine_optimizer import ParameterGroup, make_optimizer
 from carpus.models.engine_step import DetectionLoss, TrainStep
 from carpus.models.recipe import Recipe
 from carpus.runtime.errors import DataError
@@ -43,6 +43,7 @@ class StepCost:
 def measure_step(
     fabric: lightning_fabric.Fabric,
     loss: DetectionLoss,
+    groups: Sequence[ParameterGroup],
     recipe: Recipe,
     store: ImageStore,
     augmenter: Callable[[float], SampleAugmenter],
@@ -59,6 +60,7 @@ def measure_step(
     Args:
         fabric: devices and precision.
         loss: model and criterion; copied, not changed.
+        groups: rates of the model's parameters.
         recipe: batch size, optimiser and scales.
         store: training images.
         augmenter: makes an augmenter for a factor on the input size.
@@ -71,7 +73,7 @@ def measure_step(
     smallest = min((factor for _, factor in recipe.input_scales), default=1.0)
     for factor in {1.0, smallest}:
         trial = copy.deepcopy(loss)
-        module, optimizer = fabric.setup(trial, make_optimizer(trial.model, recipe))
+        module, optimizer = fabric.setup(trial, make_optimizer(trial.model, groups, recipe))
         ema = ModelEMA(trial.model)
         step = TrainStep(fabric, module, optimizer, ema, recipe, recipe.schedule(plan.batches_per_epoch), seed=0)
         module.train()
@@ -99,6 +101,7 @@ def epochs_within(
     *,
     evaluation: float = 0.0,
     eval_every: int = 1,
+    multiple: int = 32,
 ) -> int:
     """The greatest number of epochs whose steps and evaluations take no longer than a time.
 
@@ -110,15 +113,17 @@ def epochs_within(
         full: (height, width) of the input [px].
         evaluation: duration of one evaluation [s].
         eval_every: epochs between evaluations.
+        multiple: what the sides of the input are multiples of [px].
 
     Raises:
         DataError: not even one epoch fits.
     """
-    areas = {size: size[0] * size[1] / (full[0] * full[1]) for size in _sizes(recipe, full)}
+    sizes = {size_at(start, full, recipe.input_scales, multiple) for start, _ in recipe.input_scales} | {full}
+    areas = {size: size[0] * size[1] / (full[0] * full[1]) for size in sizes}
 
     def duration(epochs: int) -> float:
         scales = recipe.scaled(epochs).input_scales
-        steps = sum(cost.seconds(areas[size_at(epoch, full, scales)]) for epoch in range(epochs))
+        steps = sum(cost.seconds(areas[size_at(epoch, full, scales, multiple)]) for epoch in range(epochs))
         return steps * batches_per_epoch + math.ceil(epochs / eval_every) * evaluation
 
     if duration(1) > seconds:
@@ -133,7 +138,3 @@ def epochs_within(
         middle = (low + high) // 2
         low, high = (middle, high) if duration(middle) <= seconds else (low, middle)
     return low
-
-
-def _sizes(recipe: Recipe, full: tuple[int, int]) -> set[tuple[int, int]]:
-    return {size_at(start, full, recipe.input_scales) for start, _ in recipe.input_scales} | {full}

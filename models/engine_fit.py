@@ -11,31 +11,22 @@ from carpus.models.data.coco import CocoDataset
 from carpus.models.data.loader import BatchPlan
 from carpus.models.data.progressive import ProgressiveAugmenter, size_at
 from carpus.models.data.store import ImageStore
-from carpus.models.deimv2.config import DEIMv2Config
 from carpus.models.engine_budget import epochs_within, measure_step
 from carpus.models.engine_events import TrainListener
 from carpus.models.engine_step import DetectionLoss
 from carpus.models.predict import ModelDetector
 from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
-from carpus.runtime.errors import DataError
+from carpus.models.train_families import TRAIN_FAMILIES
 from carpus.runtime.spec import Preprocess
 
-__all__ = ["check_sizes", "fit_recipe"]
+__all__ = ["fit_recipe", "training_sizes"]
 
 
-def check_sizes(model_config: DEIMv2Config, recipe: Recipe) -> None:
-    """Refuses inputs with fewer positions than the decoder has queries."""
-    queries = model_config.decoder.num_queries
-    for start, factor in ((0, 1.0), *recipe.input_scales):
-        height, width = size_at(start, model_config.input_size, ((start, factor),))
-        positions = sum((height // stride) * (width // stride) for stride in model_config.feature_strides)
-        if positions < queries:
-            of = "" if factor == 1.0 else f" (the factor {factor:g} of input_scales from epoch {start})"
-            raise DataError(
-                f"Input of {height} x {width} px{of} has {positions} positions for {queries} queries of "
-                f"{model_config.variant}; take a larger input size{' or `--input-scales 0 1.0`' if of else ''}."
-            )
+def training_sizes(recipe: Recipe, full: tuple[int, int], multiple: int) -> dict[float, tuple[int, int]]:
+    """(height, width) [px] that a recipe trains on, by factor on the full size, which is 1."""
+    factors = [1.0, *(factor for _, factor in recipe.input_scales)]
+    return {factor: size_at(0, full, ((0, factor),), multiple) for factor in factors}
 
 
 def fit_recipe(
@@ -49,15 +40,23 @@ def fit_recipe(
     listener: TrainListener,
 ) -> Recipe:
     """The recipe that is carried out: as many epochs as the time allows, warm-up and averaging that fit into them."""
-    recipe = config.recipe
-    full = preprocess.size
+    recipe, family = config.recipe, TRAIN_FAMILIES[config.family]
+    full, multiple = preprocess.size, family.multiple(loss.model)
     if config.max_minutes is not None:
 
         def augmenter(factor: float) -> ProgressiveAugmenter:
-            return ProgressiveAugmenter(recipe.augment, size_at(0, full, ((0, factor),)))
+            return ProgressiveAugmenter(recipe.augment, size_at(0, full, ((0, factor),), multiple))
 
-        last = config.channels_last
-        cost = measure_step(fabric, loss, recipe, store, augmenter, plan, channels_last=last)
+        cost = measure_step(
+            fabric,
+            loss,
+            family.parameter_groups(loss.model, recipe),
+            recipe,
+            store,
+            augmenter,
+            plan,
+            channels_last=config.channels_last,
+        )
         epochs = epochs_within(
             config.max_minutes * 60.0,
             recipe,
@@ -66,6 +65,7 @@ def fit_recipe(
             full,
             evaluation=_evaluation_seconds(config, loss.model, store, val, preprocess),
             eval_every=config.eval_every,
+            multiple=multiple,
         )
         epochs = fabric.broadcast(epochs)
         recipe = recipe.scaled(epochs)
@@ -88,8 +88,9 @@ def _evaluation_seconds(
     """How long an evaluation will take, from a few training images [s]."""
     if val is None:
         return 0.0
+    postprocess = TRAIN_FAMILIES[config.family].postprocess
     names = [str(index) for index in range(model.config.num_classes)]  # type: ignore[union-attr, arg-type]
-    detector = ModelDetector(model, names, preprocess, channels_last=config.channels_last)
+    detector = ModelDetector(model, names, preprocess, postprocess, channels_last=config.channels_last)
     images = [store[index % len(store)].image for index in range(16)]
     detector(images)
     started = time.monotonic()

@@ -19,7 +19,7 @@ from carpus.models.engine_history import EventWriter
 from carpus.models.engine_step import TrainStep
 from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
-from carpus.runtime.spec import Preprocess
+from carpus.runtime.spec import Postprocess, Preprocess
 
 __all__ = ["EngineParts", "Progress"]
 
@@ -63,6 +63,7 @@ class EngineParts:
         categories: the classes.
         val: validation data, or None.
         preprocess: how validation images enter the model.
+        postprocess: how validation reads its outputs.
         fingerprint: SHA-256 of the training annotations.
         listener: hears about progress; None in all processes but the main one.
         writer: TensorBoard, or None.
@@ -83,6 +84,7 @@ class EngineParts:
     categories: CategoryMap
     val: CocoDataset | None
     preprocess: Preprocess
+    postprocess: Postprocess
     fingerprint: str
     listener: TrainListener | None
     writer: EventWriter | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from carpus.models.deimv2.denoising import make_denoising
 from carpus.models.ema import ModelEMA
 from carpus.models.recipe import Recipe
 from carpus.models.schedule import FlatCosine
 
-__all__ = ["DetectionLoss", "StepLosses", "TrainStep", "resized"]
+__all__ = ["DetectionLoss", "Extras", "StepLosses", "TrainStep", "resized"]
+
+
+Extras = Callable[[Sequence[dict[str, Tensor]], torch.Generator], dict[str, Any]]
+"""(targets, generator) -> what a network takes in training beside the images."""
 
 
 class DetectionLoss(nn.Module):
@@ -26,7 +29,7 @@ class DetectionLoss(nn.Module):
     Attributes:
         model: the detector.
         criterion: outputs, targets, epoch -> weighted losses.
-        num_denoising: denoising queries; 0 for none.
+        extras: what the detector takes beside the images, such as denoising queries; None for nothing.
         freeze_norm: keep batch normalisation in eval mode.
         mean, std: (3, 1, 1) what the detector's preprocessing does to images in 0..1.
     """
@@ -36,7 +39,7 @@ class DetectionLoss(nn.Module):
         model: nn.Module,
         criterion: nn.Module,
         *,
-        num_denoising: int = 100,
+        extras: Extras | None = None,
         freeze_norm: bool = False,
         mean: tuple[float, float, float] = (0.0, 0.0, 0.0),
         std: tuple[float, float, float] = (1.0, 1.0, 1.0),
@@ -49,7 +52,7 @@ class DetectionLoss(nn.Module):
         self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
         self.model = model
         self.criterion = criterion
-        self.num_denoising = num_denoising
+        self.extras = extras
         self.freeze_norm = freeze_norm
 
     def train(self, mode: bool = True) -> DetectionLoss:
@@ -70,46 +73,40 @@ class DetectionLoss(nn.Module):
             images: (B, 3, H, W) float32 in 0..1.
             targets: per image ``labels`` (n,) int64 and ``boxes`` (n, 4) float32 cxcywh in 0..1.
             epoch: epoch, from 0.
-            generator: of the denoising noise.
+            generator: of whatever the extras draw.
 
         Returns:
             Weighted losses by name; their sum is the loss.
         """
-        config: Any = self.model.config
-        denoising = make_denoising(
-            targets,
-            num_classes=config.num_classes,
-            num_queries=config.decoder.num_queries,
-            num_denoising=self.num_denoising,
-            generator=generator,
-        )
+        extras = {} if self.extras is None else self.extras(targets, generator)
         # After mixup and copy-blend, which are linear: the order makes no difference.
         if self.normalise:
             images = (images - self.mean) / self.std
-        outputs = self.model(images, denoising=denoising)
+        outputs = self.model(images, **extras)
         with torch.autocast(images.device.type, enabled=False):
             return self.criterion(outputs, targets, epoch)
 
 
-def resized(images: Tensor, repeat: int, rng: np.random.Generator) -> Tensor:
+def resized(images: Tensor, repeat: int, rng: np.random.Generator, multiple: int = 32) -> Tensor:
     """A batch at a random size, by nearest neighbour, as published: 0.75 to 1.25 times its own in steps of 32 px.
 
     Args:
         images: (B, C, H, W).
         repeat: how many times the batch's own size counts among the others.
         rng: draws the size.
+        multiple: what the sides must be multiples of, and the step, where that is not 32 px.
 
     Returns:
-        (B, C, h, w), h and w multiples of 32 with about the aspect of H and W.
+        (B, C, h, w), h and w with about the aspect of H and W.
     """
     height, width = images.shape[2:]
-    smallest = int(height * 0.75 / 32) * 32
-    steps = [smallest + 32 * i for i in range((height - smallest) // 32)]
+    smallest = max(int(height * 0.75 / multiple), 1) * multiple
+    steps = [smallest + multiple * i for i in range((height - smallest) // multiple)]
     sizes = [*steps, *[height] * repeat, *(2 * height - step for step in reversed(steps))]
     side = int(rng.choice(sizes))
     if side == height:
         return images
-    return F.interpolate(images, size=(side, max(round(width * side / height / 32), 1) * 32))
+    return F.interpolate(images, size=(side, max(round(width * side / height / multiple), 1) * multiple))
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ class StepLosses:
 
     Attributes:
         total: the loss.
-        terms: its parts by kind (mal, bbox, giou, fgl, ddf), each summed over the output sets.
+        terms: its parts by kind (such as mal, bbox, giou), each summed over the output sets.
         grad_norm: norm of the gradients before clipping; NaN when clipping is off.
         lr: learning rate of encoder and decoder in this step.
     """
@@ -141,6 +138,7 @@ class TrainStep:
         recipe: Recipe,
         schedule: FlatCosine,
         seed: int,
+        multiple: int = 32,
     ) -> None:
         """
         Args:
@@ -150,7 +148,8 @@ class TrainStep:
             ema: average of the detector's weights.
             recipe: clipping.
             schedule: learning rate by iteration.
-            seed: of the denoising noise.
+            seed: of denoising noise and random sizes.
+            multiple: what the sides of the network's input must be multiples of [px].
         """
         self._fabric = fabric
         self._module = module
@@ -159,6 +158,7 @@ class TrainStep:
         self._recipe = recipe
         self._schedule = schedule
         self._seed = seed
+        self._multiple = multiple
         self._generator = torch.Generator()
 
     def __call__(self, images: Tensor, targets: list[dict[str, Tensor]], epoch: int, iteration: int) -> StepLosses:
@@ -176,7 +176,7 @@ class TrainStep:
         entropy = np.random.SeedSequence([self._seed, iteration, self._fabric.global_rank])
         self._generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
         if self._recipe.multi_scale_repeat and epoch < self._recipe.multi_scale_until:
-            images = resized(images, self._recipe.multi_scale_repeat, np.random.default_rng(entropy))
+            images = resized(images, self._recipe.multi_scale_repeat, np.random.default_rng(entropy), self._multiple)
         losses: Mapping[str, Tensor] = self._module(images, targets, epoch, self._generator)
         values = torch.stack(list(losses.values()))
         self._fabric.backward(values.sum())

@@ -41,9 +41,8 @@ class ModelDetector:
         model: nn.Module,
         class_names: Sequence[str],
         preprocess: Preprocess,
+        postprocess: Postprocess | None = None,
         *,
-        score_threshold: float = 0.0,
-        top_k: int = 300,
         device: torch.device | None = None,
         channels_last: bool = False,
     ) -> None:
@@ -52,14 +51,13 @@ class ModelDetector:
             model: gives ``pred_logits`` (B, Q, C) and ``pred_boxes`` (B, Q, 4); a call leaves its mode as it was.
             class_names: names of its classes.
             preprocess: how images enter it.
-            score_threshold: detections below are left out; 0 for evaluation.
-            top_k: most detections an image.
+            postprocess: how its outputs become detections; None keeps the 300 best, whatever their score.
             device: where the model is.
             channels_last: memory format of the input.
         """
         self._model = model
         self._preprocessor = Preprocessor(preprocess)
-        self._postprocess = Postprocess(top_k=top_k, score_threshold=score_threshold)
+        self._postprocess = Postprocess(score_threshold=0.0) if postprocess is None else postprocess
         self._class_names = tuple(class_names)
         self._device = device if device is not None else torch.device("cpu")
         self._channels_last = channels_last

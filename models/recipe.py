@@ -1,20 +1,19 @@
-"""Training recipes as data: DEIMv2's own for every variant, and a short one for two processor cores.
-
-Sources: the published DEIMv2 configurations (arXiv:2509.20787) for ``official``; ``tabletop`` is this project's.
-"""
+"""What a training recipe holds; the recipes themselves stand in `carpus.models.recipe_table`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from carpus.models.data.augment_config import AugmentConfig, get_augment_config
+from carpus.models.data.augment_config import AugmentConfig
 from carpus.models.schedule import FlatCosine
 from carpus.runtime.errors import DataError
 
-__all__ = ["RECIPES", "Recipe", "get_recipe"]
+__all__ = ["Classification", "Recipe"]
+
+Classification = Literal["mal", "vfl", "ia_bce"]
+"""Classification losses of DETR families: matchability-aware (DEIM), varifocal, IoU-aware (LW-DETR)."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,17 @@ class Recipe:
         batch_size: images per step, over all processes.
         lr: learning rate of encoder and decoder.
         backbone_lr_factor: the backbone's learning rate relative to ``lr``.
-        weight_decay: of AdamW.
+        layer_decay: factor on the rate per layer of the backbone, from its last to its first; 1 leaves them alike.
+        component_decay: factor on the rate per component, from the heads towards the image; 1 leaves them alike. Which
+            components there are says the ``parameter_groups`` of each family.
+        optimizer: AdamW, or SGD with Nesterov's momentum.
+        momentum: of SGD.
+        weight_decay: decay of the weights.
         decay_biases: also decay the biases of encoder and decoder (norms there are never decayed).
         betas: of AdamW.
+        falling: how the rate rises and falls: quadratic and as a cosine, or in straight lines.
         clip_norm: gradients are scaled to at most this norm; 0 leaves them.
-        warmup_iterations: steps of quadratic warm-up.
+        warmup_iterations: steps of warm-up.
         flat_epochs: epochs at full learning rate, warm-up included; beyond ``epochs``: it never falls.
         final_lr_factor: learning rate at the end relative to ``lr``.
         no_aug_epochs: closing epochs at the final rate and without strong augmentation.
@@ -43,6 +48,9 @@ class Recipe:
         multi_scale_until: first epoch without that.
         matcher_change_epoch: epoch from which the matcher uses IoU^4 times the score.
         num_denoising: denoising queries; 0 turns them off.
+        classification: classification loss of a DETR family; None takes the family's own.
+        query_groups: groups of queries in training (Group DETR, arXiv:2207.13085), up to as many as the network has; 1
+            turns it off, None takes all. Inference uses the first group, whatever it is.
         dense_supervision: also teach every encoder position (`carpus.models.losses.dense`); for short training from
             random weights.
         ema_decay: decay of the averaged weights.
@@ -54,9 +62,14 @@ class Recipe:
     batch_size: int
     lr: float
     backbone_lr_factor: float = 0.5
+    layer_decay: float = 1.0
+    component_decay: float = 1.0
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    momentum: float = 0.937
     weight_decay: float = 1e-4
     decay_biases: bool = False
     betas: tuple[float, float] = (0.9, 0.999)
+    falling: Literal["cosine", "linear"] = "cosine"
     clip_norm: float = 0.1
     warmup_iterations: int = 2000
     flat_epochs: int = 0
@@ -68,6 +81,8 @@ class Recipe:
     multi_scale_until: int = 0
     matcher_change_epoch: int = 0
     num_denoising: int = 100
+    classification: Classification | None = None
+    query_groups: int | None = None
     dense_supervision: bool = False
     ema_decay: float = 0.9999
     ema_warmups: int = 1000
@@ -90,6 +105,11 @@ class Recipe:
                 raise DataError(f"Recipe.{name} must not be negative, got {getattr(self, name)}.")
         if any(not 0.1 <= factor <= 2.0 for _, factor in self.input_scales):
             raise DataError(f"Recipe.input_scales must have factors in 0.1..2, got {self.input_scales}.")
+        for name in ("layer_decay", "component_decay"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise DataError(f"Recipe.{name} must be above 0 and at most 1, got {getattr(self, name)}.")
+        if self.query_groups is not None and self.query_groups < 1:
+            raise DataError(f"Recipe.query_groups must be at least 1, got {self.query_groups}.")
         starts = [start for start, _ in self.input_scales]
         if starts != sorted(starts):
             raise DataError(f"Recipe.input_scales must ascend by epoch, got {self.input_scales}.")
@@ -103,7 +123,13 @@ class Recipe:
             flat=self.flat_epochs * batches_per_epoch,
             decayed=max(self.epochs - self.no_aug_epochs, 0) * batches_per_epoch,
             final=self.final_lr_factor,
+            linear=self.falling == "linear",
         )
+
+    def without_dense_o2o(self) -> Recipe:
+        """The same recipe without mosaic, mixup and copy-blend, which DEIM calls dense one-to-one matching."""
+        augment = replace(self.augment, mosaic_prob=0.0, mixup_prob=0.0, copyblend_prob=0.0)
+        return replace(self, augment=augment)
 
     def scaled(self, epochs: int, batches_per_epoch: int | None = None) -> Recipe:
         """The same recipe for another number of epochs: every epoch in it moves in proportion.
@@ -168,119 +194,3 @@ def _plain(value: Any) -> Any:
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
-
-
-_LITE = Recipe(
-    epochs=500,
-    batch_size=128,
-    lr=1.6e-3,
-    warmup_iterations=4000,
-    flat_epochs=250,
-    final_lr_factor=0.5,
-    no_aug_epochs=32,
-    augment=get_augment_config("femto"),
-    matcher_change_epoch=450,
-    ema_restart_epoch=468,
-)
-
-
-def _vit(variant: str, backbone_lr_factor: float, weight_decay: float, change: int, repeat: int) -> Recipe:
-    """S to X: the augmentation's epochs give the length of training."""
-    augment = get_augment_config(variant)
-    no_aug = 12 if variant in ("s", "m") else 8
-    return Recipe(
-        epochs=augment.strong_until + no_aug,
-        batch_size=32,
-        lr=5e-4,
-        backbone_lr_factor=backbone_lr_factor,
-        weight_decay=weight_decay,
-        flat_epochs=augment.mosaic_until,
-        no_aug_epochs=no_aug,
-        augment=augment,
-        multi_scale_repeat=repeat,
-        multi_scale_until=augment.strong_until,
-        matcher_change_epoch=change,
-        ema_restart_epoch=augment.strong_until,
-    )
-
-
-_TABLETOP = Recipe(
-    epochs=13,
-    batch_size=8,
-    lr=1e-3,
-    backbone_lr_factor=1.0,
-    clip_norm=0.1,
-    warmup_iterations=300,
-    flat_epochs=9,
-    final_lr_factor=0.02,
-    no_aug_epochs=1,
-    augment=AugmentConfig(
-        strong_from=1,
-        mosaic_until=6,
-        strong_until=11,
-        mosaic_prob=0.15,
-        zoom_out_prob=0.1,
-        zoom_out_sides=(1.0, 1.8),
-        crop_prob=0.3,
-        min_box_size=4.0,
-    ),
-    # An epoch at 0.6 of the input size costs less than half of a full one, and the early ones need no more.
-    input_scales=((0, 0.6), (8, 0.8), (10, 1.0)),
-    matcher_change_epoch=12,
-    num_denoising=30,
-    dense_supervision=True,
-    ema_decay=0.998,
-    ema_warmups=200,
-)
-
-RECIPES: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
-    {
-        "official": MappingProxyType(
-            {
-                "atto": replace(_LITE, lr=2e-3, decay_biases=True, augment=get_augment_config("atto")),
-                "femto": _LITE,
-                "pico": replace(_LITE, augment=get_augment_config("pico")),
-                "n": Recipe(
-                    epochs=160,
-                    batch_size=32,
-                    lr=8e-4,
-                    warmup_iterations=2000,
-                    flat_epochs=7800,
-                    final_lr_factor=1.0,
-                    no_aug_epochs=12,
-                    augment=get_augment_config("n"),
-                    matcher_change_epoch=136,
-                    ema_restart_epoch=148,
-                ),
-                "s": _vit("s", 0.05, 1e-4, change=100, repeat=20),
-                "m": _vit("m", 0.05, 1e-4, change=80, repeat=6),
-                "l": _vit("l", 0.025, 1.25e-4, change=50, repeat=3),
-                "x": _vit("x", 0.02, 1.25e-4, change=45, repeat=3),
-            }
-        ),
-        "tabletop": MappingProxyType(
-            {
-                "atto": _TABLETOP,
-                "femto": replace(_TABLETOP, lr=8e-4),
-                "pico": replace(_TABLETOP, lr=8e-4),
-                "n": replace(_TABLETOP, lr=4e-4),
-                # The backbones are meant to start from distilled or DINOv3 weights: a tenth of the rate keeps those.
-                **{name: replace(_TABLETOP, lr=4e-4, backbone_lr_factor=0.1) for name in ("s", "m", "l", "x")},
-            }
-        ),
-    }
-)
-"""Recipes by name and variant. ``official`` is for COCO on accelerators, ``tabletop`` for small data on a processor."""
-
-
-def get_recipe(name: str, variant: str) -> Recipe:
-    """A recipe by name.
-
-    Raises:
-        DataError: unknown name or variant; the message lists the known ones.
-    """
-    if name not in RECIPES:
-        raise DataError(f"Unknown recipe {name!r}; known recipes: {', '.join(RECIPES)}.")
-    if variant not in RECIPES[name]:
-        raise DataError(f"Recipe {name!r} has no variant {variant!r}; it has: {', '.join(RECIPES[name])}.")
-    return RECIPES[name][variant]

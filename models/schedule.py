@@ -25,12 +25,14 @@ class FlatCosine:
         flat: iteration up to which the rate stays at its full value; beyond ``decayed`` means that it never falls.
         decayed: iteration from which the rate stays at ``final`` (total less the closing epochs without augmentation).
         final: closing factor, 0..1.
+        linear: warm-up and fall are straight lines instead, as YOLO detectors are trained.
     """
 
     warmup: int
     flat: int
     decayed: int
     final: float
+    linear: bool = False
 
     def __post_init__(self) -> None:
         if min(self.warmup, self.flat, self.decayed) < 0:
@@ -41,10 +43,11 @@ class FlatCosine:
     def factor(self, iteration: int) -> float:
         """The factor at an iteration, counted from 0."""
         if iteration < self.warmup:
-            return (iteration / self.warmup) ** 2
+            return (iteration / self.warmup) ** (1 if self.linear else 2)
         if iteration >= self.decayed:
             return self.final if self.flat < self.decayed else 1.0
         if iteration <= self.flat:
             return 1.0
         progress = (iteration - self.flat) / (self.decayed - self.flat)
-        return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        left = 1.0 - progress if self.linear else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.final + (1.0 - self.final) * left

@@ -30,17 +30,18 @@ from carpus.models.ema import ModelEMA
 from carpus.models.engine import Engine
 from carpus.models.engine_checkpoint import load_checkpoint
 from carpus.models.engine_events import LogListener, TrainListener
-from carpus.models.engine_fit import check_sizes, fit_recipe
+from carpus.models.engine_fit import fit_recipe, training_sizes
 from carpus.models.engine_history import open_event_writer
 from carpus.models.engine_init import initialise
 from carpus.models.engine_interrupt import InterruptGuard
 from carpus.models.engine_optimizer import make_optimizer
 from carpus.models.engine_parts import EngineParts, Progress
 from carpus.models.engine_step import DetectionLoss, TrainStep
-from carpus.models.predict import deimv2_preprocess
 from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
+from carpus.models.train_families import TRAIN_FAMILIES
 from carpus.runtime.errors import DataError
+from carpus.runtime.names import lookup
 
 __all__ = ["TrainResult", "train"]
 
@@ -182,9 +183,11 @@ def _assemble(
     resumed: Mapping[str, Any] | None,
     listener: TrainListener,
 ) -> Engine:
+    family = lookup("model family", config.family, TRAIN_FAMILIES)
+    family.check(config.family, config.recipe)
     model = _model(config, data.categories, listener if resumed is None else None)
-    full = model.config.input_size
-    check_sizes(model.config, config.recipe)
+    full, multiple = model.config.input_size, family.multiple(model)
+    family.check_sizes(model, training_sizes(config.recipe, full, multiple))
     store = ImageStore(data, short_side=round(config.cache_scale * min(full)) or None, budget_gb=config.cache_gb)
     store.fill()
     plan = BatchPlan(
@@ -194,13 +197,13 @@ def _assemble(
         rank=fabric.global_rank,
         world_size=fabric.world_size,
     )
-    preprocess = deimv2_preprocess(full, normalise=model.config.imagenet_normalisation)
+    preprocess = family.preprocess(model)
     criterion: Any = build_criterion(config.family, config.variant, len(data.categories))
-    model.decoder.dense_supervision = config.recipe.dense_supervision
+    family.apply(model, criterion, config.recipe)
     loss = DetectionLoss(
         model,
         criterion,
-        num_denoising=config.recipe.num_denoising,
+        extras=family.extras(model, config.recipe),
         freeze_norm=config.freeze_norm,
         mean=preprocess.mean,
         std=preprocess.std,
@@ -209,10 +212,10 @@ def _assemble(
         recipe = Recipe.from_dict(resumed["recipe"])
     else:
         recipe = fit_recipe(config, fabric, loss, store, plan, val, preprocess, listener)
-    criterion.config = criterion.config.with_change_epoch(recipe.matcher_change_epoch)
+    family.apply(model, criterion, recipe)
     if fabric.world_size > 1 and fabric.device.type == "cuda" and not config.freeze_norm:
         loss = nn.SyncBatchNorm.convert_sync_batchnorm(loss)
-    optimizer = make_optimizer(model, recipe)
+    optimizer = make_optimizer(model, family.parameter_groups(model, recipe), recipe)
     module, fabric_optimizer = fabric.setup(loss, optimizer)
     ema = ModelEMA(model, decay=recipe.ema_decay, warmups=recipe.ema_warmups)
     progress, running = Progress(), None
@@ -238,16 +241,24 @@ def _assemble(
         model=model,
         optimizer=optimizer,
         step=TrainStep(
-            fabric, module, fabric_optimizer, ema, recipe, recipe.schedule(plan.batches_per_epoch), config.seed
+            fabric,
+            module,
+            fabric_optimizer,
+            ema,
+            recipe,
+            recipe.schedule(plan.batches_per_epoch),
+            config.seed,
+            multiple,
         ),
         ema=ema,
         store=store,
-        augmenter=ProgressiveAugmenter(recipe.augment, full, recipe.input_scales),
+        augmenter=ProgressiveAugmenter(recipe.augment, full, recipe.input_scales, multiple),
         plan=plan,
         mixer=BatchAugmenter(recipe.augment),
         categories=data.categories,
         val=val,
         preprocess=preprocess,
+        postprocess=family.postprocess,
         fingerprint=fingerprint,
         listener=listener if main else None,
         writer=open_event_writer(events, progress.step) if main and config.tensorboard else None,

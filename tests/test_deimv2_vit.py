@@ -24,7 +24,8 @@ from carpus.models.deimv2.rope import RotaryEmbedding, rotate
 from carpus.models.deimv2.vit_config import ViTConfig
 from carpus.models.engine_step import DetectionLoss, resized
 from carpus.models.predict import IMAGENET_MEAN, IMAGENET_STD
-from carpus.models.recipe import get_recipe
+from carpus.models.recipe_table import get_recipe
+from carpus.models.train_families import TRAIN_FAMILIES
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import ClassInfo
@@ -94,7 +95,9 @@ def test_deployed_form_computes_the_same(variant: str, fuse: str) -> None:
 def test_every_parameter_gets_a_gradient(variant: str) -> None:
     model = small(variant).train()
     criterion = build_criterion("deimv2", variant, 3)
-    loss = DetectionLoss(model, criterion, num_denoising=4, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    recipe = replace(get_recipe("tabletop", "deimv2", variant), num_denoising=4)
+    extras = TRAIN_FAMILIES["deimv2"].extras(model, recipe)
+    loss = DetectionLoss(model, criterion, extras=extras, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     target = {"labels": torch.tensor([1]), "boxes": torch.tensor([[0.5, 0.5, 0.3, 0.4]])}
     losses = loss(torch.rand(2, 3, *SIZE), [target, target], 0, torch.Generator().manual_seed(0))
     sum(losses.values()).backward()
@@ -180,9 +183,7 @@ def test_training_sees_what_preprocessing_makes() -> None:
     seen = []
 
     class Probe(nn.Module):
-        config = small_config("s")
-
-        def forward(self, images, denoising=None):
+        def forward(self, images):
             seen.append(images)
             return {}
 
@@ -199,11 +200,11 @@ def test_multi_scale_sizes() -> None:
     assert {side for side, _ in sizes} == set(range(480, 801, 32))
     assert all(a == b for a, b in sizes)
     assert 0.15 < sum(side == 640 for side, _ in sizes) / 400 < 0.32
-    assert get_recipe("official", "l").multi_scale_repeat == 3
+    assert get_recipe("official", "deimv2", "l").multi_scale_repeat == 3
 
 
 def test_recipe_lengths_are_the_published_ones() -> None:
-    recipes = [get_recipe("official", variant) for variant in ("s", "m", "l", "x")]
+    recipes = [get_recipe("official", "deimv2", variant) for variant in ("s", "m", "l", "x")]
     assert [recipe.epochs for recipe in recipes] == [132, 102, 68, 58]
     assert [recipe.flat_epochs for recipe in recipes] == [64, 49, 34, 29]
     assert [recipe.ema_restart_epoch for recipe in recipes] == [120, 90, 60, 50]

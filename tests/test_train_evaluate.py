@@ -20,6 +20,7 @@ from carpus.models.evaluate import evaluate_coco, evaluate_detections
 from carpus.models.predict import ModelDetector, deimv2_preprocess
 from carpus.runtime.detections import Detections
 from carpus.runtime.errors import DataError
+from carpus.runtime.spec import Postprocess
 from tests.toy_coco import write_split
 
 
@@ -141,7 +142,9 @@ def test_answers_that_do_not_fit_are_refused(dataset: CocoDataset) -> None:
 def test_a_model_detects_in_pixels_of_each_source_image() -> None:
     torch.manual_seed(0)
     model = build_model("deimv2", "atto", 3, (160, 160)).train()
-    detector = ModelDetector(model, ("a", "b", "c"), deimv2_preprocess((160, 160)), top_k=50)
+    detector = ModelDetector(
+        model, ("a", "b", "c"), deimv2_preprocess((160, 160)), Postprocess(top_k=50, score_threshold=0.0)
+    )
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 255, (h, w, 3), dtype=np.uint8) for h, w in ((100, 200), (160, 160), (50, 30))]
     found = detector(images)

@@ -19,13 +19,15 @@ from carpus.models.data.augment_config import get_augment_config
 from carpus.models.data.coco import CategoryMap
 from carpus.models.data.progressive import size_at
 from carpus.models.deimv2.config import VARIANTS
+from carpus.models.deimv2.optimizer import parameter_groups
 from carpus.models.ema import ModelEMA
 from carpus.models.engine_budget import StepCost, epochs_within
 from carpus.models.engine_checkpoint import load_checkpoint, load_trained_weights, save_atomic
 from carpus.models.engine_init import fill_from
 from carpus.models.engine_interrupt import InterruptGuard
-from carpus.models.engine_optimizer import make_optimizer, parameter_groups
-from carpus.models.recipe import RECIPES, Recipe, get_recipe
+from carpus.models.engine_optimizer import make_optimizer
+from carpus.models.recipe import Recipe
+from carpus.models.recipe_table import RECIPES, get_recipe
 from carpus.models.schedule import FlatCosine
 from carpus.models.train_config import TrainConfig
 from carpus.runtime.errors import DataError
@@ -48,7 +50,7 @@ N_LR = [(0, 0.0), (1, 2.5e-07), (1000, 0.25), (2000, 1.0), (2001, 1.0), (147999,
 
 @pytest.mark.parametrize(("variant", "samples"), [("atto", ATTO_LR), ("n", N_LR)])
 def test_schedule_equals_the_published_one(variant: str, samples: list[tuple[int, float]]) -> None:
-    schedule = get_recipe("official", variant).schedule(1000)
+    schedule = get_recipe("official", "deimv2", variant).schedule(1000)
     for iteration, factor in samples:
         assert schedule.factor(iteration) == pytest.approx(factor, rel=1e-12, abs=1e-15)
 
@@ -148,26 +150,27 @@ def test_parameter_groups_equal_the_published_ones(variant: str) -> None:
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     found = [
         (pytest.approx(g.lr), g.weight_decay, len(g.names), sum(sizes[name] for name in g.names))
-        for g in parameter_groups(model, get_recipe("official", variant))
+        for g in parameter_groups(model, get_recipe("official", "deimv2", variant))
     ]
     assert found == GROUPS[variant]
 
 
 def test_optimizer_holds_every_trainable_parameter_once() -> None:
     model = build_model("deimv2", "atto", 3)
-    optimizer = make_optimizer(model, get_recipe("tabletop", "atto"))
+    recipe = get_recipe("tabletop", "deimv2", "atto")
+    optimizer = make_optimizer(model, parameter_groups(model, recipe), recipe)
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters() if p.requires_grad)
 
 
 def test_official_recipes_carry_the_published_augmentation() -> None:
     for variant in VARIANTS:
-        assert get_recipe("official", variant).augment == get_augment_config(variant)
+        assert get_recipe("official", "deimv2", variant).augment == get_augment_config(variant)
 
 
 def test_scaling_moves_every_epoch_in_proportion() -> None:
     scales = ((0, 0.5), (80, 1.2), (81, 1.0))
-    recipe = replace(get_recipe("official", "n"), input_scales=scales).scaled(16)
+    recipe = replace(get_recipe("official", "deimv2", "n"), input_scales=scales).scaled(16)
     assert recipe.epochs == 16
     assert (recipe.flat_epochs, recipe.no_aug_epochs, recipe.matcher_change_epoch) == (780, 1, 14)
     assert recipe.ema_restart_epoch == 15
@@ -178,7 +181,7 @@ def test_scaling_moves_every_epoch_in_proportion() -> None:
 
 
 def test_short_trainings_get_shorter_warmup_and_averaging() -> None:
-    recipe = get_recipe("official", "atto")
+    recipe = get_recipe("official", "deimv2", "atto")
     assert recipe.fitted(1_000_000) == recipe
     short = recipe.fitted(1000)
     assert short.warmup_iterations == 100
@@ -187,7 +190,7 @@ def test_short_trainings_get_shorter_warmup_and_averaging() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_survive_checkpoints(name: str) -> None:
-    recipe = replace(get_recipe(name, "n"), input_scales=((0, 0.5), (3, 1.0)))
+    recipe = replace(get_recipe(name, "deimv2", "n"), input_scales=((0, 0.5), (3, 1.0)))
     assert Recipe.from_dict(recipe.as_dict()) == recipe
 
 
@@ -203,21 +206,21 @@ def test_recipes_survive_checkpoints(name: str) -> None:
 )
 def test_impossible_recipes_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        replace(get_recipe("tabletop", "atto"), **change)
+        replace(get_recipe("tabletop", "deimv2", "atto"), **change)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 5, 13, 40])
 def test_the_last_epoch_of_a_short_training_is_at_full_size(epochs: int) -> None:
-    scales = get_recipe("tabletop", "atto").scaled(epochs).input_scales
+    scales = get_recipe("tabletop", "deimv2", "atto").scaled(epochs).input_scales
     assert size_at(epochs - 1, (320, 320), scales) == (320, 320)
     assert epochs < 3 or size_at(0, (320, 320), scales) == (192, 192)
 
 
 def test_unknown_recipes_list_the_known_ones() -> None:
-    with pytest.raises(DataError, match="Unknown recipe 'quick'; known recipes: official, tabletop"):
-        get_recipe("quick", "atto")
-    with pytest.raises(DataError, match="has no variant 'xl'; it has: atto, femto, pico, n"):
-        get_recipe("official", "xl")
+    with pytest.raises(DataError, match="unknown recipe 'quick'; known recipes: official, tabletop"):
+        get_recipe("quick", "deimv2", "atto")
+    with pytest.raises(DataError, match=r"unknown deimv2 variant 'xl'.*: atto, femto, pico, n"):
+        get_recipe("official", "deimv2", "xl")
 
 
 @pytest.mark.parametrize(
@@ -230,13 +233,13 @@ def test_unknown_recipes_list_the_known_ones() -> None:
     ],
 )
 def test_impossible_configurations_are_refused(change: dict[str, object], message: str) -> None:
-    recipe = replace(get_recipe("tabletop", "atto"), batch_size=16)
+    recipe = replace(get_recipe("tabletop", "deimv2", "atto"), batch_size=16)
     with pytest.raises(DataError, match=message):
         TrainConfig(data=Path(), out=Path(), recipe=recipe, **change)
 
 
 def test_epochs_fill_the_time_and_not_more() -> None:
-    recipe = replace(get_recipe("tabletop", "atto").scaled(40), input_scales=((0, 0.5), (20, 1.0)))
+    recipe = replace(get_recipe("tabletop", "deimv2", "atto").scaled(40), input_scales=((0, 0.5), (20, 1.0)))
     cost = StepCost(fixed=0.1, per_area=0.4)
     budget = {"batches_per_epoch": 10, "full": (320, 320), "evaluation": 2.0, "eval_every": 5}
     epochs = epochs_within(100.0, recipe, cost, **budget)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from carpus.models.data.augment_config import AUGMENTS, AugmentConfig, get_augment_config
 from carpus.models.data.mosaic import Sample, mosaic
 from carpus.models.data.photometric import apply_colour, photometric_distort
-from carpus.models.data.viewport import Viewport, iou_crop, large_enough, render, zoom_out
+from carpus.models.data.viewport import Viewport, framed, iou_crop, large_enough, render, zoom_out
 from carpus.runtime.errors import DataError
 
 __all__ = ["AUGMENTS", "AugmentConfig", "Augmenter", "PickOther", "Sample", "get_augment_config"]
@@ -79,13 +79,16 @@ class Augmenter:
                 colour = photometric_distort(_mean_colour(image), config, rng)
                 view = zoom_out(view.width, view.height, config, rng)
                 view, keep = iou_crop(view, boxes, config, rng)
+            if config.keep_aspect:
+                view = framed(view, self.size)  # more may come into sight
+                keep = _centres_inside(boxes, view)
             visible = np.clip(
                 boxes,
                 (view.left, view.top, view.left, view.top),
                 np.array([view.left + view.width, view.top + view.height] * 2),
             )
             keep = keep & large_enough(visible, config.min_box_size)
-            image, boxes = render(image, boxes[keep], view, self.size, colour, fine=not strong)
+            image, boxes = render(image, boxes[keep], view, self.size, colour, fine=not strong, fill=config.fill)
             labels = labels[keep]
         keep = large_enough(boxes, config.min_box_size)
         boxes, labels = boxes[keep], labels[keep]
@@ -93,6 +96,11 @@ class Augmenter:
             image = np.asarray(cv2.flip(image, 1), dtype=np.uint8)
             boxes = np.stack((self.size[1] - boxes[:, 2], boxes[:, 1], self.size[1] - boxes[:, 0], boxes[:, 3]), axis=1)
         return image, _to_cxcywh(boxes, self.size), labels
+
+
+def _centres_inside(boxes: NDArray[np.float32], view: Viewport) -> NDArray[np.bool_]:
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2 - (view.left, view.top)
+    return np.asarray(((centres > 0) & (centres < (view.width, view.height))).all(axis=1))
 
 
 def _mean_colour(image: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -37,6 +37,8 @@ class AugmentConfig:
         zoom_out_sides: range of that canvas' side relative to the image's.
         crop_prob: probability of a crop that keeps a required overlap with the objects.
         flip_prob: probability of mirroring left and right (in every epoch).
+        keep_aspect: the image is not stretched to the training size but framed, as letterbox preprocessing does.
+        fill: grey level 0..255 around images.
         min_box_size: boxes with a side shorter than this, before or after resizing, are no targets [px].
         mixup_prob: probability that the images of a batch are blended in pairs.
         mixup_epochs: range of epochs with that.
@@ -65,6 +67,8 @@ class AugmentConfig:
     zoom_out_sides: tuple[float, float] = (1.0, 4.0)
     crop_prob: float = 0.8
     flip_prob: float = 0.5
+    keep_aspect: bool = False
+    fill: int = 0
     min_box_size: float = 1.0
     mixup_prob: float = 0.0
     mixup_epochs: tuple[int, int] = (0, 0)
@@ -87,6 +91,8 @@ class AugmentConfig:
             raise DataError(f"AugmentConfig.mosaic_scale must be above 0, got {self.mosaic_scale}")
         if self.zoom_out_sides[0] < 1:
             raise DataError(f"AugmentConfig.zoom_out_sides must be at least 1, got {self.zoom_out_sides}")
+        if not 0 <= self.fill <= 255:
+            raise DataError(f"AugmentConfig.fill must be in 0..255, got {self.fill}")
         if self.copyblend_objects < 1:
             raise DataError(f"AugmentConfig.copyblend_objects must be at least 1, got {self.copyblend_objects}")
 

@@ -75,9 +75,14 @@ def mosaic(samples: Sequence[Sample], size: tuple[int, int], config: AugmentConf
     # Tile sizes with the shorter side 1; a cell is as large as the largest tile.
     tiles = [(image.shape[1] / min(image.shape[:2]), image.shape[0] / min(image.shape[:2])) for image, _, _ in samples]
     cell_width, cell_height = max(w for w, _ in tiles), max(h for _, h in tiles)
+    if config.keep_aspect:
+        cell_width, cell_height = (
+            max(cell_width, cell_height * width / height),
+            max(cell_height, cell_width * height / width),
+        )
     stretch_x, stretch_y = width / (2 * cell_width), height / (2 * cell_height)
 
-    canvas = np.zeros((height, width, 3), dtype=np.uint8)
+    canvas = np.full((height, width, 3), config.fill, dtype=np.uint8)
     all_boxes, all_labels = [], []
     for i, ((image, boxes, labels), (tile_width, tile_height)) in enumerate(zip(samples, tiles, strict=True)):
         left, top = (i % 2) * (width // 2), (i // 2) * (height // 2)
@@ -96,6 +101,13 @@ def mosaic(samples: Sequence[Sample], size: tuple[int, int], config: AugmentConf
     # cv2 counts positions from the middle of the first pixel.
     centred = matrix.copy()
     centred[:, 2] += (matrix[:, :2] - np.eye(2)) @ np.array([0.5, 0.5])
-    moved = cv2.warpAffine(canvas, centred, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT)
+    moved = cv2.warpAffine(
+        canvas,
+        centred,
+        (width, height),
+        flags=cv2.INTER_LINEAR,
+        borderMode=cv2.BORDER_CONSTANT,
+        borderValue=(config.fill,) * 3,
+    )
     boxes = transform_boxes(np.concatenate(all_boxes).astype(np.float32), matrix, size)
     return np.asarray(moved, dtype=np.uint8), boxes, np.concatenate(all_labels)

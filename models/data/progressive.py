@@ -40,13 +40,14 @@ class ProgressiveAugmenter:
     Args:
         config: what is done, how often and when.
         full: (height, width) of the final size [px].
-        scales: see `size_at`.
+        scales, multiple: see `size_at`.
     """
 
-    def __init__(self, config: AugmentConfig, full: tuple[int, int], scales: Scales = ()) -> None:
+    def __init__(self, config: AugmentConfig, full: tuple[int, int], scales: Scales = (), multiple: int = 32) -> None:
         self._full = full
         self._scales = scales
-        sizes = {size_at(start, full, scales) for start, _ in scales} | {full}
+        self._multiple = multiple
+        sizes = {size_at(start, full, scales, multiple) for start, _ in scales} | {full}
         self._augmenters = {size: Augmenter(config, size) for size in sizes}
 
     def __call__(
@@ -59,5 +60,5 @@ class ProgressiveAugmenter:
         pick_other: PickOther | None = None,
     ) -> Sample:
         """Augments one sample; see `Augmenter`."""
-        size = size_at(epoch, self._full, self._scales)
+        size = size_at(epoch, self._full, self._scales, self._multiple)
         return self._augmenters[size](image, boxes, labels, rng, epoch, pick_other)

@@ -1,6 +1,6 @@
 """Zoom-out and crop as one rectangle in the source image, rendered straight to the training size.
 
-A `Viewport` may reach beyond the image; what lies outside is black. No canvas larger than the output is ever built.
+A `Viewport` may reach beyond the image; what lies outside is of one grey. No canvas larger than the output is built.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from carpus.models.data.augment_config import AugmentConfig
 from carpus.models.data.photometric import apply_colour
 
-__all__ = ["Viewport", "iou_crop", "large_enough", "render", "resize_image", "zoom_out"]
+__all__ = ["Viewport", "framed", "iou_crop", "large_enough", "render", "resize_image", "zoom_out"]
 
 _CROP_OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 _CROP_SCALE = (0.3, 1.0)
@@ -95,6 +95,14 @@ def iou_crop(
             return Viewport(x, y, w, h), inside[pick]
 
 
+def framed(view: Viewport, size: tuple[int, int]) -> Viewport:
+    """The smallest viewport around `view`, with it in the middle, of the aspect of an output (height, width)."""
+    height, width = size
+    wide = max(view.width, round(view.height * width / height))
+    tall = max(view.height, round(view.width * height / width))
+    return Viewport(view.left - (wide - view.width) // 2, view.top - (tall - view.height) // 2, wide, tall)
+
+
 def resize_image(image: NDArray[np.uint8], width: int, height: int, *, fine: bool = False) -> NDArray[np.uint8]:
     """Resize to `(height, width, 3)`.
 
@@ -119,6 +127,7 @@ def render(
     colour: NDArray[np.float64] | None = None,
     *,
     fine: bool = False,
+    fill: int = 0,
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Show a viewport at the output size.
 
@@ -127,8 +136,9 @@ def render(
         boxes: `(n, 4)` xyxy in source pixels.
         view: what to show.
         size: (height, width) of the output [px].
-        colour: colour map of the image (not of the black around it).
+        colour: colour map of the image (not of what is around it).
         fine: smooth as in evaluation (see `resize_image`).
+        fill: grey level outside the image.
 
     Returns:
         `(height, width, 3)` uint8 and the boxes in its pixels, clipped to it.
@@ -150,7 +160,7 @@ def render(
     if (bottom - top, right - left) == size:
         canvas = part if part.flags.c_contiguous and part.base is None else np.array(part)
     else:
-        canvas = np.zeros((out_height, out_width, 3), dtype=np.uint8)
+        canvas = np.full((out_height, out_width, 3), fill, dtype=np.uint8)
         canvas[top:bottom, left:right] = part
     # Boxes follow the whole pixels that the part really fills.
     factor = np.array([(right - left) / (x1 - x0), (bottom - top) / (y1 - y0)] * 2)

@@ -13,8 +13,9 @@ from carpus.runtime.errors import DataError
 
 __all__ = ["CRITERIA", "LOSS_KINDS", "CriterionConfig", "LossWeights", "MatcherConfig", "get_criterion_config"]
 
-LOSS_KINDS = ("mal", "boxes", "local")
-"""Kinds of loss: classification; L1 and generalised IoU; fine-grained localisation and its self-distillation."""
+LOSS_KINDS = ("mal", "vfl", "boxes", "local")
+"""Kinds of loss: classification, matchability-aware or varifocal; L1 and generalised IoU; fine-grained localisation and
+its self-distillation."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class LossWeights:
     """Factor of each term in the total."""
 
     mal: float = 1.0
+    vfl: float = 1.0
     bbox: float = 5.0
     giou: float = 2.0
     fgl: float = 0.15
@@ -97,6 +99,11 @@ class CriterionConfig:
     def with_num_classes(self, num_classes: int) -> CriterionConfig:
         """The same loss for another number of classes."""
         return replace(self, num_classes=num_classes)
+
+    def with_classification(self, kind: str) -> CriterionConfig:
+        """The same loss with another classification term, "mal" or "vfl"."""
+        others = tuple(name for name in self.losses if name not in ("mal", "vfl"))
+        return replace(self, losses=(kind, *others))
 
     def with_change_epoch(self, epoch: int | None) -> CriterionConfig:
         """The same loss with the matcher changing at another epoch (schedules of another length)."""

@@ -23,6 +23,7 @@ from carpus.models.losses.terms import (
     distribution_targets,
     matchability_aware_loss,
     take_pairs,
+    varifocal_loss,
 )
 from carpus.runtime.errors import DataError
 
@@ -128,8 +129,8 @@ class DEIMCriterion(nn.Module):
             epoch: epoch, from 0; decides which cost the matcher uses.
 
         Returns:
-            Weighted scalar losses: "loss_mal", "loss_bbox", "loss_giou", "loss_fgl", "loss_ddf" for the last layer
-            (without the last), with "_<set>" appended for other sets ("_dense" for the encoder's positions where the
+            Weighted scalar losses: "loss_mal" (or "loss_vfl"), "loss_bbox", "loss_giou", "loss_fgl", "loss_ddf" for the
+            last layer (without the last), with "_<set>" appended for other sets ("_dense" for the encoder's positions where the
             model supervises all of them). Their plain sum is the loss.
 
         Raises:
@@ -198,13 +199,17 @@ class DEIMCriterion(nn.Module):
         l1, giou, iou = box_losses(take_pairs(boxes, query), target_boxes)
 
         terms: dict[str, Tensor] = {}
-        if "mal" in config.losses:
+        if "mal" in config.losses or "vfl" in config.losses:
             own_query, own_iou = own.query.expand(num_sets, -1), iou
             if union is not None:
                 own_iou = paired_iou(take_pairs(boxes.detach(), own_query), targets.boxes[own.target])
             labels = targets.labels[own.target].expand(num_sets, -1)
-            mal = matchability_aware_loss(sets.logits.flatten(1, 2), own_query, labels, own_iou, config.gamma)
-            terms["mal"] = mal * (weights.mal / num_boxes)
+            logits = sets.logits.flatten(1, 2)
+            if "mal" in config.losses:
+                mal = matchability_aware_loss(logits, own_query, labels, own_iou, config.gamma)
+                terms["mal"] = mal * (weights.mal / num_boxes)
+            if "vfl" in config.losses:
+                terms["vfl"] = varifocal_loss(logits, own_query, labels, own_iou) * (weights.vfl / num_boxes)
         if "boxes" in config.losses:
             terms["bbox"] = l1 * (weights.bbox / num_pairs)
             terms["giou"] = giou * (weights.giou / num_pairs)

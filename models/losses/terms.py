@@ -21,6 +21,7 @@ __all__ = [
     "distribution_targets",
     "matchability_aware_loss",
     "take_pairs",
+    "varifocal_loss",
 ]
 
 
@@ -71,6 +72,33 @@ def matchability_aware_loss(logits: Tensor, query: Tensor, labels: Tensor, iou: 
     entries = query * logits.shape[2] + labels
     loss: Tensor = _MatchabilityAware.apply(logits.flatten(1), entries, iou.pow(gamma), gamma)
     return loss
+
+
+def varifocal_loss(
+    logits: Tensor, query: Tensor, labels: Tensor, iou: Tensor, *, alpha: float = 0.75, gamma: float = 2.0
+) -> Tensor:
+    """Varifocal loss (Zhang et al., 2021, arXiv:2008.13367, equation 2), as RT-DETR and D-FINE use it.
+
+    Binary cross-entropy towards the IoU at the class of a pair, weighted by the IoU; towards 0 elsewhere, weighted
+    alpha * p^gamma, the weight without gradient.
+
+    Args:
+        logits: `(S, N, C)`.
+        query: `(S, M)` query of each pair.
+        labels: `(S, M)` class of each pair.
+        iou: `(S, M)` IoU of each pair, without gradient.
+        alpha: weight of what is absent.
+        gamma: exponent of the score there.
+
+    Returns:
+        `(S,)` sum over queries and classes.
+    """
+    flat = logits.flatten(1)
+    entries = query * logits.shape[2] + labels
+    weight = alpha * flat.detach().sigmoid().pow(gamma)
+    absent = (weight * F.softplus(flat)).scatter(1, entries, 0.0)
+    present = F.binary_cross_entropy_with_logits(flat.gather(1, entries), iou, reduction="none") * iou
+    return absent.sum(1) + present.sum(1)
 
 
 def box_losses(boxes: Tensor, target_boxes: Tensor) -> tuple[Tensor, Tensor, Tensor]:

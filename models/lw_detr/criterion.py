@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from carpus.models.losses.config import MatcherConfig
 from carpus.models.losses.matcher import Assignment, match
 from carpus.models.losses.targets import PackedTargets, pack_targets
-from carpus.models.losses.terms import box_losses, take_pairs
+from carpus.models.losses.terms import box_losses, matchability_aware_loss, take_pairs, varifocal_loss
 from carpus.runtime.errors import DataError
 
 __all__ = ["LWDETRCriterion", "LWDETRCriterionConfig", "group_match", "iou_aware_loss"]
@@ -38,6 +38,8 @@ class LWDETRCriterionConfig:
         weight_giou: factor of the generalised IoU loss.
         alpha: share of the score in the classification target.
         matcher: how predictions and ground truth are paired.
+        classification: "ia_bce" as published, or the matchability-aware or varifocal loss in its place.
+        gamma: exponent of the matchability-aware loss.
     """
 
     num_classes: int = 91
@@ -47,6 +49,8 @@ class LWDETRCriterionConfig:
     weight_giou: float = 2.0
     alpha: float = 0.25
     matcher: MatcherConfig = field(default_factory=MatcherConfig)
+    classification: Literal["ia_bce", "mal", "vfl"] = "ia_bce"
+    gamma: float = 1.5
 
     def __post_init__(self) -> None:
         if self.num_classes < 1 or self.num_groups < 1:
@@ -150,7 +154,7 @@ class LWDETRCriterion(nn.Module):
 
         labels, target_boxes = packed.labels[pairs.target], packed.boxes[pairs.target]
         l1, giou, iou = box_losses(take_pairs(boxes.flatten(1, 2), pairs.query), target_boxes)
-        classes = iou_aware_loss(logits.flatten(1, 2), pairs.query, labels, iou, config.alpha)
+        classes = self._classification(logits.flatten(1, 2), pairs.query, labels, iou)
         terms = {
             "class": classes * (config.weight_class / norm),
             "bbox": l1 * (config.weight_bbox / norm),
@@ -161,6 +165,14 @@ class LWDETRCriterion(nn.Module):
             for i, name in enumerate(names)
             for term, values in terms.items()
         }
+
+    def _classification(self, logits: Tensor, query: Tensor, labels: Tensor, iou: Tensor) -> Tensor:
+        config = self.config
+        if config.classification == "mal":
+            return matchability_aware_loss(logits, query, labels, iou, config.gamma)
+        if config.classification == "vfl":
+            return varifocal_loss(logits, query, labels, iou)
+        return iou_aware_loss(logits, query, labels, iou, config.alpha)
 
 
 def _mean_over_processes(count: int, device: torch.device) -> float:

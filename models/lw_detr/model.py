@@ -149,11 +149,15 @@ class LWDETR(nn.Module):
 
     Args:
         config: sizes; see ``carpus.models.lw_detr.config.VARIANTS``.
+
+    Attributes:
+        active_groups: query groups that take part in training, all of them unless set to fewer.
     """
 
     def __init__(self, config: LWDETRConfig) -> None:
         super().__init__()
         self.config = config
+        self.active_groups = config.decoder.num_groups
         decoder = config.decoder
         dim, rows = decoder.hidden_dim, decoder.num_queries * decoder.num_groups
         self.transformer = Transformer(config)
@@ -187,7 +191,7 @@ class LWDETR(nn.Module):
         levels = self.backbone[0](images, record)
         shapes = [(level.shape[2], level.shape[3]) for level in levels]
         memory = torch.cat([level.flatten(2).transpose(1, 2) for level in levels], 1)
-        queries, groups = self.config.decoder.num_queries, self.config.decoder.num_groups if self.training else 1
+        queries, groups = self.config.decoder.num_queries, self.active_groups if self.training else 1
         if memory.shape[1] < queries:
             raise DataError(
                 f"LW-DETR {self.config.variant} selects {queries} queries, an input of {images.shape[2]} x "
