@@ -146,7 +146,7 @@ def _apply_lw_detr(model: LWDETR, criterion: LWDETRCriterion, recipe: Recipe) ->
     groups = most if recipe.query_groups is None else recipe.query_groups
     if groups > most:
         raise DataError(f"Recipe.query_groups is {groups}, but the network has {most} groups of queries; take fewer.")
-    model.active_groups = groups
+    model.active_groups, model.dense_supervision = groups, recipe.dense_supervision
     criterion.config = replace(criterion.config, num_groups=groups, classification=recipe.classification or "ia_bce")
 
 
@@ -191,7 +191,7 @@ TRAIN_FAMILIES: Mapping[str, TrainFamily] = MappingProxyType(
             parameter_groups=_lw_detr_groups,
             apply=_apply_lw_detr,
             classifications=("ia_bce", "mal", "vfl"),
-            switches=frozenset({"query_groups"}),
+            switches=frozenset({"query_groups", "dense_supervision"}),
             positions=_lw_detr_positions,
             multiple=_lw_detr_multiple,
         ),

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from carpus.models.losses.config import MatcherConfig
+from carpus.models.losses.config import LossWeights, MatcherConfig
+from carpus.models.losses.dense import dense_losses
 from carpus.models.losses.matcher import Assignment, match
 from carpus.models.losses.targets import PackedTargets, pack_targets
 from carpus.models.losses.terms import box_losses, matchability_aware_loss, take_pairs, varifocal_loss
@@ -39,7 +40,7 @@ class LWDETRCriterionConfig:
         alpha: share of the score in the classification target.
         matcher: how predictions and ground truth are paired.
         classification: "ia_bce" as published, or the matchability-aware or varifocal loss in its place.
-        gamma: exponent of the matchability-aware loss.
+        gamma: exponent of the matchability-aware loss, which also teaches all positions.
     """
 
     num_classes: int = 91
@@ -126,19 +127,21 @@ class LWDETRCriterion(nn.Module):
         """Compute the losses.
 
         Args:
-            outputs: training outputs of the model: sets "main", "aux_i" and "enc".
+            outputs: training outputs of the model: sets "main", "aux_i" and "enc", and "dense" where the model
+                supervises all of its positions.
             targets: per image {"labels": (n,) int64, "boxes": (n, 4) cxcywh in 0..1}.
             epoch: not used; other losses change with it.
 
         Returns:
             Weighted scalar losses "loss_class", "loss_bbox", "loss_giou" for the last layer, with "_<set>" appended
-            for the other sets. Their plain sum is the loss.
+            for the other sets; "loss_mal_dense", "loss_bbox_dense", "loss_giou_dense" for the set "dense". Their plain
+            sum is the loss.
 
         Raises:
             DataError: targets or outputs that do not fit each other.
         """
         config = self.config
-        names = [name for name, values in outputs.items() if isinstance(values, dict) and "pred_boxes" in values]
+        names = [name for name, values in outputs.items() if "pred_boxes" in values and "points" not in values]
         if "main" not in names:
             raise DataError(f"outputs must hold the set 'main', found {', '.join(names) or 'none'}")
         logits = torch.stack([outputs[name]["pred_logits"] for name in names]).float()
@@ -160,11 +163,16 @@ class LWDETRCriterion(nn.Module):
             "bbox": l1 * (config.weight_bbox / norm),
             "giou": giou * (config.weight_giou / norm),
         }
-        return {
+        losses = {
             f"loss_{term}" + ("" if name == "main" else f"_{name}"): values[i]
             for i, name in enumerate(names)
             for term, values in terms.items()
         }
+        if (dense := outputs.get("dense")) is not None:
+            weights = LossWeights(mal=config.weight_class, bbox=config.weight_bbox, giou=config.weight_giou)
+            values = dense["pred_logits"].float(), dense["pred_boxes"].float(), dense["points"]
+            losses.update(dense_losses(*values, packed, weights, config.gamma))
+        return losses
 
     def _classification(self, logits: Tensor, query: Tensor, labels: Tensor, iou: Tensor) -> Tensor:
         config = self.config

@@ -143,6 +143,20 @@ class Transformer(nn.Module):
             record("enc.bbox_delta_all", self.enc_out_bbox_embed[group](normed))
         return boxes, logits.gather(1, rows.expand(-1, -1, logits.shape[2])), index
 
+    def everywhere(self, memory: Tensor, proposals: Tensor) -> dict[str, Tensor]:
+        """What the first group's head says of all S positions.
+
+        Args:
+            memory: (B, S, dim), zeros at invalid positions.
+            proposals: (1, S, 4).
+
+        Returns:
+            {"pred_logits": (B, S, C), "pred_boxes": (B, S, 4) cxcywh, "points": (S, 2) centres in 0..1}.
+        """
+        normed = self.enc_output_norm[0](self.enc_output[0](memory))
+        boxes = reparameterised(self.enc_out_bbox_embed[0](normed), proposals)
+        return {"pred_logits": self.enc_out_class_embed[0](normed), "pred_boxes": boxes, "points": proposals[0, :, :2]}
+
 
 class LWDETR(nn.Module):
     """LW-DETR detector.
@@ -152,12 +166,14 @@ class LWDETR(nn.Module):
 
     Attributes:
         active_groups: query groups that take part in training, all of them unless set to fewer.
+        dense_supervision: also give the predictions of all positions in training (`carpus.models.losses.dense`).
     """
 
     def __init__(self, config: LWDETRConfig) -> None:
         super().__init__()
         self.config = config
         self.active_groups = config.decoder.num_groups
+        self.dense_supervision = False
         decoder = config.decoder
         dim, rows = decoder.hidden_dim, decoder.num_queries * decoder.num_groups
         self.transformer = Transformer(config)
@@ -182,7 +198,8 @@ class LWDETR(nn.Module):
         Returns:
             In eval mode {"pred_logits": (B, Q, C), "pred_boxes": (B, Q, 4) cxcywh relative to the valid part of each
             image}. In training mode one such dict per output set: "main", "aux_i" (earlier layers) and "enc" (first
-            stage), each of groups * Q queries, group after group.
+            stage), each of groups * Q queries, group after group; with ``dense_supervision`` also "dense": the
+            predictions of all S positions by the first group's head, and their centres "points" (S, 2).
 
         Raises:
             DataError: an input of the wrong rank or size, or a mask that does not fit it.
@@ -237,7 +254,10 @@ class LWDETR(nn.Module):
                     record(f"aux.{i}.pred_boxes", layer["pred_boxes"])
             return layers[-1]
         sets = {f"aux_{i}": layer for i, layer in enumerate(layers[:-1])}
-        return {"main": layers[-1], **sets, "enc": {"pred_logits": enc_logits, "pred_boxes": enc_boxes}}
+        sets["enc"] = {"pred_logits": enc_logits, "pred_boxes": enc_boxes}
+        if self.dense_supervision and padding is None:
+            sets["dense"] = self.transformer.everywhere(usable, proposals)
+        return {"main": layers[-1], **sets}
 
     def _predict(self, hidden: Tensor, reference: Tensor) -> dict[str, Tensor]:
         boxes = reparameterised(self.bbox_embed(hidden), reference)
