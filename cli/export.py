@@ -6,14 +6,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
+from carpus.cli.classes import given_classes
 from carpus.runtime.errors import DataError
-
-if TYPE_CHECKING:
-    from carpus.models.data.coco import CategoryMap
 
 __all__ = ["Export"]
 
@@ -27,7 +25,7 @@ class Export:
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """Carpus training checkpoint (best.pt), or published weights (.pth)."""
+    """Carpus training checkpoint (best.pt), what `carpus import` wrote, or published weights (.pth, .pt)."""
     out: Path
     """Where to write the bundle, such as my.carpus."""
     family: str | None = None
@@ -42,8 +40,8 @@ class Export:
     """Short name for people; family and variant by default."""
     description: str = ""
     """One paragraph for people."""
-    licence: str = "Apache-2.0"
-    """SPDX expression of the weights' licence."""
+    licence: str | None = None
+    """SPDX expression of the weights' licence; by default that of imported weights, and Apache-2.0 for others."""
     zip: bool = False
     """Write one .zip file instead of a folder."""
     images: Path | None = None
@@ -74,7 +72,7 @@ class Export:
             self.checkpoint,
             family=self.family,
             variant=self.variant,
-            classes=self._classes(),
+            classes=given_classes(self.class_names, self.dataset),
             name=self.name,
             licence=self.licence,
             description=self.description,
@@ -97,20 +95,6 @@ class Export:
         size = sum(entry.bytes for entry in done.manifest.files)
         _say(f"{done.path}: {len(done.manifest.artefacts)} artefacts, {size / 1e6:.1f} MB, all within the thresholds")
         return 0
-
-    def _classes(self) -> CategoryMap | None:
-        if self.class_names is not None and self.dataset is not None:
-            raise DataError("give --class-names or --dataset, not both")
-        if self.class_names is not None:
-            from carpus.export.source import read_class_names
-
-            return read_class_names(self.class_names)
-        if self.dataset is not None:
-            from carpus.models.data.coco import locate_split
-            from carpus.models.data.coco_reader import load_coco
-
-            return load_coco(*locate_split(self.dataset)).categories
-        return None
 
 
 def _say(line: str) -> None:

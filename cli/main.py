@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "detect": Command("carpus.cli.detect", "Detect", "run a bundle on images, folders or videos"),
     "bench": Command("carpus.cli.bench", "Bench", "latency of preprocess, inference and postprocess, apart"),
     "verify": Command("carpus.cli.verify", "Verify", "run every backend against the bundle's stored reference"),
+    "import": Command("carpus.cli.import_", "Import", "published checkpoint -> checked weights of one form", "train"),
     "export": Command("carpus.cli.export", "Export", "checkpoint -> verified bundle (ONNX, OpenVINO)", "export"),
     "evaluate": Command("carpus.cli.evaluate", "Evaluate", "COCO AP of a bundle on a dataset", "train"),
     "train": Command("carpus.cli.train", "Train", "train or fine-tune a detector on COCO data", "train", True),

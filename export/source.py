@@ -1,4 +1,4 @@
-"""Checkpoint files to an `ExportSource`: Carpus training checkpoints and published weights."""
+"""Checkpoint files to an `ExportSource`: Carpus training checkpoints, imported and published weights."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from carpus.export.families import get_family
 from carpus.export.pipeline import ExportSource
 from carpus.models.build import build_model, find_family
 from carpus.models.data.coco import CategoryMap
-from carpus.models.engine_checkpoint import is_training_checkpoint, load_trained_weights
+from carpus.models.engine_checkpoint import TrainedWeights, is_training_checkpoint, load_trained_weights
 from carpus.models.published.classes import name_classes
-from carpus.models.published.fit import fill
+from carpus.models.published.fit import UnfitError, fill
+from carpus.models.published.folder import ImportedWeights, find_config, read_imported
+from carpus.models.published.identify import suggestion
 from carpus.models.published.reader import read_published
 from carpus.models.torch_file import file_sha256
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import ClassInfo
 
-__all__ = ["load_source", "read_class_names"]
+__all__ = ["load_source"]
 
 
 def load_source(
@@ -30,31 +32,39 @@ def load_source(
     variant: str | None = None,
     classes: CategoryMap | None = None,
     name: str | None = None,
-    licence: str = "Apache-2.0",
+    licence: str | None = None,
     description: str = "",
 ) -> ExportSource:
     """Read a checkpoint and build its network.
 
-    A Carpus training checkpoint says itself what it is; for other files family and variant must be given, and the
-    classes unless they are COCO's 80 or its category ids 0..90.
+    A Carpus training checkpoint and imported weights say themselves what they are; for other files family and variant
+    must be given, and the classes unless they are COCO's 80 or its category ids 0..90.
 
     Args:
-        checkpoint: a Carpus training checkpoint (``best.pt``), or published weights (.pth, .safetensors).
+        checkpoint: a Carpus training checkpoint (``best.pt``), imported weights (their folder or .safetensors), or
+            published weights (.pth, .pt, .safetensors).
         family: architecture family.
         variant: member of the family.
         classes: class names and data-set ids in the order of the class logits.
         name: short name for people; None takes the family and variant.
-        licence: SPDX expression of the weights.
+        licence: SPDX expression of the weights; None takes that of imported weights, and Apache-2.0 for others.
         description: one paragraph for people.
 
     Raises:
         DataError: the file is missing, is no checkpoint, lacks weights, or is of another architecture or variant.
     """
     checkpoint = Path(checkpoint)
-    if not checkpoint.is_file():
+    imported = find_config(checkpoint)
+    if imported is None and not checkpoint.is_file():
         found = "is a directory" if checkpoint.is_dir() else "does not exist"
-        raise DataError(f"Checkpoint {checkpoint} {found}; give a file such as runs/NAME/best.pt.")
-    if is_training_checkpoint(checkpoint):
+        raise DataError(
+            f"Checkpoint {checkpoint} {found}; give a file such as runs/NAME/best.pt, or what `carpus import` wrote."
+        )
+    if imported is not None:
+        weights = read_imported(checkpoint)
+        licence, checkpoint = licence or weights.licence, imported.with_name(weights.file)
+        source = _from_imported(checkpoint, weights, family, variant, classes)
+    elif is_training_checkpoint(checkpoint):
         source = _from_training(checkpoint, family, variant, classes)
     else:
         source = _from_published(checkpoint, family, variant, classes)
@@ -66,28 +76,11 @@ def load_source(
         input_size=input_size,
         classes=tuple(map(ClassInfo, categories.names, categories.dataset_ids)),
         name=name or f"{family}-{variant}",
-        licence=licence,
+        licence=licence or "Apache-2.0",
         description=description,
         checkpoint_sha256=file_sha256(checkpoint),
         recipe=tuple(recipe.items()),
     )
-
-
-def read_class_names(path: Path) -> CategoryMap:
-    """Class names from a text file, one a line; data-set ids count from 0.
-
-    Raises:
-        DataError: no such file, no text, or the same name twice.
-    """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"class names {str(path)!r}: cannot be read as a text file ({error})") from None
-    names = tuple(line.strip() for line in lines if line.strip())
-    if not names:
-        raise DataError(f"class names {str(path)!r}: expected one name a line, the file is empty")
-    return CategoryMap(names, tuple(range(len(names))))
 
 
 _Loaded = tuple[nn.Module, str, str, tuple[int, int], CategoryMap, dict[str, str]]
@@ -95,14 +88,7 @@ _Loaded = tuple[nn.Module, str, str, tuple[int, int], CategoryMap, dict[str, str
 
 def _from_training(path: Path, family: str | None, variant: str | None, classes: CategoryMap | None) -> _Loaded:
     trained = load_trained_weights(path)
-    for what, given, stated in (("family", family, trained.family), ("variant", variant, trained.variant)):
-        if given is not None and given != stated:
-            raise DataError(f"Checkpoint {path} holds {what} {stated!r}, not {given!r}; leave --{what} out.")
-    if classes is not None and len(classes) != len(trained.categories):
-        raise DataError(
-            f"Checkpoint {path} has {len(trained.categories)} classes, {len(classes)} were given; leave them out to "
-            "take the checkpoint's own."
-        )
+    _check_stated(path, trained, family, variant, classes)
     module = build_model(trained.family, trained.variant, len(trained.categories), trained.input_size)
     get_family(trained.family).load(module, trained.state_dict, f"checkpoint {path}")
     recipe = {
@@ -112,6 +98,39 @@ def _from_training(path: Path, family: str | None, variant: str | None, classes:
         **{f"metrics.{key}": json.dumps(value) for key, value in trained.metrics.items() if _is_plain(value)},
     }
     return module, trained.family, trained.variant, trained.input_size, classes or trained.categories, recipe
+
+
+def _from_imported(
+    path: Path, weights: ImportedWeights, family: str | None, variant: str | None, classes: CategoryMap | None
+) -> _Loaded:
+    if weights.part != "detector":
+        raise DataError(
+            f"{path} holds the transformer of a {weights.family} {weights.variant} alone, which detects nothing; train "
+            "from it with `carpus train --init`."
+        )
+    _check_stated(path, weights, family, variant, classes)
+    module = build_model(weights.family, weights.variant, len(weights.categories), weights.input_size)
+    fill(module, weights.state_dict, find_family(weights.family, weights.variant).published, f"imported {path}")
+    recipe = {f"source.{key}": str(weights.source.get(key)) for key in ("file", "sha256", "layout")}
+    return module, weights.family, weights.variant, weights.input_size, classes or weights.categories, recipe
+
+
+def _check_stated(
+    path: Path,
+    weights: TrainedWeights | ImportedWeights,
+    family: str | None,
+    variant: str | None,
+    classes: CategoryMap | None,
+) -> None:
+    """Refuse what the user says when the weights say otherwise."""
+    for what, given, stated in (("family", family, weights.family), ("variant", variant, weights.variant)):
+        if given is not None and given != stated:
+            raise DataError(f"Checkpoint {path} holds {what} {stated!r}, not {given!r}; leave --{what} out.")
+    if classes is not None and len(classes) != len(weights.categories):
+        raise DataError(
+            f"Checkpoint {path} has {len(weights.categories)} classes, {len(classes)} were given; leave them out to "
+            "take the checkpoint's own."
+        )
 
 
 def _from_published(path: Path, family: str | None, variant: str | None, classes: CategoryMap | None) -> _Loaded:
@@ -130,7 +149,10 @@ def _from_published(path: Path, family: str | None, variant: str | None, classes
         )
     categories, _ = name_classes(path, count, classes, weights.class_names)
     module = build_model(family, variant, count)
-    fill(module, weights.state, rules, f"checkpoint {path}")
+    try:
+        fill(module, weights.state, rules, f"checkpoint {path}")
+    except UnfitError as error:
+        raise DataError(f"{error}{suggestion(weights.state, family, variant)}") from None
     return module, family, variant, get_family(family).input_size(module), categories, {}
 
 

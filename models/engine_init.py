@@ -1,23 +1,29 @@
-"""Starting weights from a checkpoint: this project's or an official one."""
+"""Starting weights from a checkpoint: this project's, an imported or an official one."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from carpus.models.build import FAMILIES
 from carpus.models.data.coco import CategoryMap
-from carpus.models.engine_checkpoint import is_training_checkpoint, load_trained_weights
+from carpus.models.deimv2.backbone_checkpoint import load_transformer
+from carpus.models.engine_checkpoint import TrainedWeights, is_training_checkpoint, load_trained_weights
+from carpus.models.published.fit import UnfitError
+from carpus.models.published.folder import ImportedWeights, find_config, read_imported
+from carpus.models.published.identify import suggestion
+from carpus.models.published.reader import read_published
 from carpus.runtime.errors import DataError
 
 __all__ = ["fill_from", "initialise"]
 
-_CLASS_ROWS = re.compile(r"score_head|class_embed")  # first dimension: a row a class (and one for padding)
-_OF_INPUT_SIZE = re.compile(r"(^|\.)(anchors|valid_mask)$")  # follow from the input size, never copied
+logger = logging.getLogger(__name__)
 
 
 def initialise(model: nn.Module, family: str, path: Path, categories: CategoryMap) -> str:
@@ -26,7 +32,7 @@ def initialise(model: nn.Module, family: str, path: Path, categories: CategoryMa
     Args:
         model: to be filled.
         family: its family.
-        path: a Carpus training checkpoint, or an official one.
+        path: a Carpus training checkpoint, imported weights, or an official file.
         categories: the model's classes.
 
     Returns:
@@ -35,14 +41,24 @@ def initialise(model: nn.Module, family: str, path: Path, categories: CategoryMa
     Raises:
         DataError: unreadable, or of another architecture.
     """
-    if not path.is_file():
+    weights: ImportedWeights | TrainedWeights
+    if find_config(path) is not None:
+        weights = read_imported(path)
+        _same_family(weights, family, path)
+        if weights.part == "transformer":
+            return load_transformer(model, weights.state_dict, f"imported {path}").describe(path)
+        origin = f"imported from {weights.source.get('file')}"
+    elif not path.is_file():
         raise DataError(f"Checkpoint {path} to start from does not exist.")
-    if not is_training_checkpoint(path):
-        return FAMILIES[family].start_from(model, path)
-    weights = load_trained_weights(path)
+    elif is_training_checkpoint(path):
+        weights = load_trained_weights(path)
+        _same_family(weights, family, path)
+        origin = f"epoch {weights.epoch}"
+    else:
+        return _from_published(model, family, path)
     shared = fill_from(model, weights.state_dict, weights.categories.names, categories.names, path)
-    kept = f"{len(shared)} of {len(categories)} classes known to it"
-    return f"starting from {path} ({weights.family}-{weights.variant}, epoch {weights.epoch}, {kept})"
+    kept = f"{len(shared)} of {len(categories)} classes known to it, the rows of others start anew"
+    return f"starting from {path} ({weights.family}-{weights.variant}, {origin}, {kept})"
 
 
 @torch.no_grad()
@@ -59,34 +75,64 @@ def fill_from(
         path: named in errors.
 
     Returns:
-        The classes known to both.
+        The classes known to both; none when the class branch has another width for another number of classes, as in
+        the smallest sizes of the YOLO families, and starts anew.
 
     Raises:
         DataError: entries missing or of another shape.
     """
+    own = model.state_dict()
+    rules = next(entry.published for entry in FAMILIES.values() if entry.published.count_classes(own) is not None)
     shared = [name for name in names if name in source_names]
     rows = torch.tensor([names.index(name) for name in shared], dtype=torch.int64)
     source_rows = torch.tensor([source_names.index(name) for name in shared], dtype=torch.int64)
-    problems = []
-    for name, target in model.state_dict().items():
-        if _OF_INPUT_SIZE.search(name):
-            continue
+    problems, renewed = [], []
+    for name, target in own.items():
         source = state.get(name)
+        known = rules.find(name)
+        if known is not None and known.treatment == "derived":
+            continue
         if source is None:
             problems.append(f"{name} is missing")
-        elif _CLASS_ROWS.search(name) and source.shape[1:] == target.shape[1:] and _fits(source, source_names):
+        elif re.fullmatch(rules.class_rows, name) and _fits(source, target, source_names):
             target[rows] = source[source_rows].to(target)
             if len(target) > len(names):
                 target[len(names) :] = source[len(source_names) :].to(target)
         elif source.shape == target.shape:
             target.copy_(source)
+        elif rules.of_other_classes(name, source, target):
+            renewed.append(name)
         else:
             problems.append(f"{name} has shape {tuple(source.shape)} instead of {tuple(target.shape)}")
     if problems:
         listing = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise DataError(f"{path} does not fit the model: {listing}. Choose the variant that it was trained as.")
+    if renewed:
+        logger.info(
+            "%s: with another number of classes its class branch has another width; %d entries of it start anew",
+            path,
+            len(renewed),
+        )
+        return []
     return shared
 
 
-def _fits(source: Tensor, names: tuple[str, ...]) -> bool:
-    return len(source) - len(names) in (0, 1)
+def _fits(source: Tensor, target: Tensor, names: tuple[str, ...]) -> bool:
+    """Whether entries hold a row for each of the names, and perhaps one for padding."""
+    return source.shape[1:] == target.shape[1:] and len(source) - len(names) in (0, 1)
+
+
+def _same_family(weights: ImportedWeights | TrainedWeights, family: str, path: Path) -> None:
+    if weights.family != family:
+        raise DataError(
+            f"{path} holds {weights.family} {weights.variant}; train that family, or start from {family} weights."
+        )
+
+
+def _from_published(model: Any, family: str, path: Path) -> str:
+    """Starts from a published file; one of another variant is named."""
+    try:
+        return FAMILIES[family].start_from(model, path)
+    except UnfitError as error:
+        there = suggestion(read_published(path).state, family, model.config.variant)
+        raise DataError(f"{error}{there}") from None

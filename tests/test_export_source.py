@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from carpus.cli.main import main
-from carpus.export.source import load_source, read_class_names
+from carpus.export.source import load_source
 from carpus.models.build import build_model
 from carpus.models.data.coco import CategoryMap
 from carpus.models.engine_checkpoint import save_atomic
+from carpus.models.published.classes import read_class_names
 from carpus.runtime.errors import DataError
 
 NAMES = ["cup", "杯"]

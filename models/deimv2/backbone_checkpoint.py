@@ -16,7 +16,14 @@ from carpus.models.published.fit import Fit, compare, listing
 from carpus.models.published.rules import Known, Rules
 from carpus.runtime.errors import DataError
 
-__all__ = ["RULES", "TransformerReport", "compare_transformer", "is_transformer_only", "load_transformer"]
+__all__ = [
+    "RULES",
+    "TransformerReport",
+    "compare_transformer",
+    "find_transformer",
+    "is_transformer_only",
+    "load_transformer",
+]
 
 _MARK = "cls_token"
 
@@ -73,7 +80,7 @@ def compare_transformer(model: nn.Module, state: Mapping[str, Tensor], source: s
     """
     prefix = next(name.removesuffix(_MARK) for name in state if name.endswith(_MARK))
     given = {name.removeprefix(prefix) if name.startswith(prefix) else name: tensor for name, tensor in state.items()}
-    fit = compare(_transformer(model, source).state_dict(keep_vars=True), given, RULES)
+    fit = compare(find_transformer(model, source).state_dict(keep_vars=True), given, RULES)
     there = {name.removeprefix(prefix): name for name in state if name.startswith(prefix)}
     return TransformerReport(replace(fit, left_over=tuple(there.get(name, name) for name in fit.left_over)), prefix)
 
@@ -95,14 +102,23 @@ def load_transformer(model: nn.Module, state: Mapping[str, Tensor], source: str)
     if problems:
         variant = cast(DEIMv2, model).config.variant
         raise DataError(f"{source} does not fit {RULES.title} {variant}: {listing(problems)}. {RULES.hint}")
-    own = _transformer(model, source).state_dict(keep_vars=True)
+    own = find_transformer(model, source).state_dict(keep_vars=True)
     with torch.no_grad():
         for name in report.fit.copied:
             own[name].copy_(state[report.prefix + name])
     return report
 
 
-def _transformer(model: nn.Module, source: str) -> nn.Module:
+def find_transformer(model: nn.Module, source: str) -> nn.Module:
+    """The transformer inside a DEIMv2 network.
+
+    Args:
+        model: the network.
+        source: what it is for, for the message.
+
+    Raises:
+        DataError: it has none.
+    """
     if not isinstance(model, DEIMv2) or not isinstance(model.backbone, ViTBackbone):
         variant = model.config.variant if isinstance(model, DEIMv2) else type(model).__name__
         raise DataError(f"{source} holds a vision transformer, and DEIMv2 {variant} has none; choose one of s, m, l, x")

@@ -8,7 +8,7 @@ from carpus.models.data.coco import CategoryMap
 from carpus.models.data.coco_classes import COCO_CATEGORY_IDS, COCO_CLASSES
 from carpus.runtime.errors import DataError
 
-__all__ = ["name_classes"]
+__all__ = ["name_classes", "read_class_names"]
 
 
 def name_classes(
@@ -43,3 +43,20 @@ def name_classes(
             f"Checkpoint {path} has {count} classes and does not name them; give --class-names or --dataset."
         )
     return coco, "COCO's, by their number" if stated is None else "COCO's, as the file names them"
+
+
+def read_class_names(path: Path) -> CategoryMap:
+    """Class names from a text file, one a line; data-set ids count from 0.
+
+    Raises:
+        DataError: no such file, no text, or the same name twice.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"class names {str(path)!r}: cannot be read as a text file ({error})") from None
+    names = tuple(line.strip() for line in lines if line.strip())
+    if not names:
+        raise DataError(f"class names {str(path)!r}: expected one name a line, the file is empty")
+    return CategoryMap(names, tuple(range(len(names))))

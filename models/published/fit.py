@@ -13,12 +13,16 @@ from torch import Tensor, nn
 from carpus.models.published.rules import Rules
 from carpus.runtime.errors import DataError
 
-__all__ = ["Fit", "compare", "describe_network", "fill", "listing"]
+__all__ = ["Fit", "UnfitError", "compare", "fill", "listing"]
 
 logger = logging.getLogger(__name__)
 
 Entry = tuple[str, str]
 """A name, and what there is to say of it."""
+
+
+class UnfitError(DataError):
+    """Weights do not fit a network."""
 
 
 @dataclass(frozen=True)
@@ -152,25 +156,18 @@ def fill(
         other_classes: accept another number of classes; the classification rows keep what they have.
 
     Raises:
-        DataError: anything unmatched; all kinds are listed.
+        UnfitError: anything unmatched; all kinds are listed.
     """
     own = model.state_dict(keep_vars=True)
     fit = compare(own, state, rules, other_classes=other_classes)
     if not fit.complete:
-        raise DataError(
-            f"{source} does not fit {describe_network(model, rules)}: {listing(fit.problems())}. {rules.hint}"
-        )
+        raise UnfitError(f"{source} does not fit {_describe(model, rules)}: {listing(fit.problems())}. {rules.hint}")
     with torch.no_grad():
         for name in fit.copied:
             own[name].copy_(state[name])
     if fit.renewed:
         logger.info("%s: another number of classes; %d entries start anew", source, len(fit.renewed))
     return fit
-
-
-def describe_network(model: Any, rules: Rules) -> str:
-    """Family, variant and number of classes of a network, for messages."""
-    return f"{rules.title} {model.config.variant} with {model.config.num_classes} classes"
 
 
 def listing(problems: Mapping[str, Sequence[str]], count: int = 4) -> str:
@@ -201,3 +198,8 @@ def _differing_copies(groups: Any, state: Mapping[str, Tensor], copied: set[str]
         for name in others:
             if not torch.equal(state[name], state[first]):
                 yield name, f"differs from {first}, which is the same tensor"
+
+
+def _describe(model: Any, rules: Rules) -> str:
+    """Family, variant and number of classes of a network, for messages."""
+    return f"{rules.title} {model.config.variant} with {model.config.num_classes} classes"

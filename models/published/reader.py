@@ -47,7 +47,7 @@ _PLACES: tuple[tuple[tuple[str, ...], Choice], ...] = (
 _WRAPPERS = (("module.", "module."), ("_orig_mod.", "_orig_mod."), ("model.model.", "model."))
 """(Start of all names, what is taken away): data-parallel training, compiled modules, a module inside a wrapper."""
 
-_FACTS = ("epoch", "last_epoch", "date", "version", "license")
+_FACTS = ("format", "epoch", "last_epoch", "date", "version", "license")
 _MODULES_OF_VALUES = {"argparse", "array", "builtins", "__builtin__", "collections", "copyreg", "_codecs", "datetime"}
 _MODULES_OF_VALUES |= {"decimal", "enum", "fractions", "functools", "pathlib", "re", "types", "uuid"}
 _BUILT_IN_VALUES = {"bytearray", "bytes", "complex", "dict", "frozenset", "getattr", "list", "object", "range", "set"}
