@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import lightning_fabric
 from torch import nn
@@ -38,6 +39,7 @@ def fit_recipe(
     val: CocoDataset | None,
     preprocess: Preprocess,
     listener: TrainListener,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Recipe:
     """The recipe that is carried out: as many epochs as the time allows, warm-up and averaging that fit into them."""
     recipe, family = config.recipe, TRAIN_FAMILIES[config.family]
@@ -56,6 +58,7 @@ def fit_recipe(
             augmenter,
             plan,
             channels_last=config.channels_last,
+            clock=clock,
         )
         epochs = epochs_within(
             config.max_minutes * 60.0,
@@ -63,7 +66,7 @@ def fit_recipe(
             cost,
             plan.batches_per_epoch,
             full,
-            evaluation=_evaluation_seconds(config, loss.model, store, val, preprocess),
+            evaluation=_evaluation_seconds(config, loss.model, store, val, preprocess, clock),
             eval_every=config.eval_every,
             multiple=multiple,
         )
@@ -83,7 +86,12 @@ def fit_recipe(
 
 
 def _evaluation_seconds(
-    config: TrainConfig, model: nn.Module, store: ImageStore, val: CocoDataset | None, preprocess: Preprocess
+    config: TrainConfig,
+    model: nn.Module,
+    store: ImageStore,
+    val: CocoDataset | None,
+    preprocess: Preprocess,
+    clock: Callable[[], float],
 ) -> float:
     """How long an evaluation will take, from a few training images [s]."""
     if val is None:
@@ -93,7 +101,7 @@ def _evaluation_seconds(
     detector = ModelDetector(model, names, preprocess, postprocess, channels_last=config.channels_last)
     images = [store[index % len(store)].image for index in range(16)]
     detector(images)
-    started = time.monotonic()
+    started = clock()
     detector(images)
     count = min(config.eval_images or len(val), len(val))
-    return (time.monotonic() - started) / len(images) * count
+    return (clock() - started) / len(images) * count

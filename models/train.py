@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig, listener: TrainListener | None = None, guard: InterruptGuard | None = None
+    config: TrainConfig,
+    listener: TrainListener | None = None,
+    guard: InterruptGuard | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
     """Trains, or goes on training.
 
@@ -79,6 +83,8 @@ def train(
         config: what, on what, how and where to.
         listener: hears about progress; None writes it to the log.
         guard: carries a request to stop; None handles SIGINT and SIGTERM here.
+        clock: time source [s] of ``max_minutes``, reports and history. `time.process_time` with ``workers=0`` counts
+            processor time, which other work on the machine does not lengthen.
 
     Returns:
         What came out.
@@ -98,7 +104,7 @@ def train(
     fingerprint = hashlib.sha256(data.annotations.read_bytes()).hexdigest()
     resumed = _resume_state(config, data, fingerprint)
     with guard if guard is not None else InterruptGuard() as active:
-        engine = _assemble(config, fabric, data, val, fingerprint, resumed, listener)
+        engine = _assemble(config, fabric, data, val, fingerprint, resumed, listener, clock)
         try:
             finished = engine.run(active)
         finally:
@@ -182,6 +188,7 @@ def _assemble(
     fingerprint: str,
     resumed: Mapping[str, Any] | None,
     listener: TrainListener,
+    clock: Callable[[], float],
 ) -> Engine:
     family = lookup("model family", config.family, TRAIN_FAMILIES)
     family.check(config.family, config.recipe)
@@ -211,7 +218,7 @@ def _assemble(
     if resumed is not None:
         recipe = Recipe.from_dict(resumed["recipe"])
     else:
-        recipe = fit_recipe(config, fabric, loss, store, plan, val, preprocess, listener)
+        recipe = fit_recipe(config, fabric, loss, store, plan, val, preprocess, listener, clock)
     family.apply(model, criterion, recipe)
     if fabric.world_size > 1 and fabric.device.type == "cuda" and not config.freeze_norm:
         loss = nn.SyncBatchNorm.convert_sync_batchnorm(loss)
@@ -263,7 +270,7 @@ def _assemble(
         listener=listener if main else None,
         writer=open_event_writer(events, progress.step) if main and config.tensorboard else None,
     )
-    return Engine(parts, progress, running)
+    return Engine(parts, progress, running, clock)
 
 
 def _model(config: TrainConfig, categories: CategoryMap, listener: TrainListener | None) -> Any:
