@@ -16,7 +16,8 @@ from carpus.runtime.bundle import Bundle
 from carpus.runtime.detections import Detections, class_ids
 from carpus.runtime.errors import BackendError, BundleError, DataError
 from carpus.runtime.image import ImageLike, load_image
-from carpus.runtime.postprocess import postprocess
+from carpus.runtime.iospec import THRESHOLD_INPUTS
+from carpus.runtime.postprocess import postprocess_outputs
 from carpus.runtime.preprocess import Preprocessor
 from carpus.runtime.spec import Manifest
 from carpus.runtime.transform import ImageTransform
@@ -63,6 +64,7 @@ class Detector:
         backend: Backend,
         *,
         score_threshold: float | None = None,
+        iou_threshold: float | None = None,
         classes: Iterable[int | str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -78,11 +80,14 @@ class Detector:
         self._class_names = manifest.class_names
         self._class_ids: np.ndarray | None = None
         self._score_threshold = manifest.postprocess.score_threshold
+        self._iou_threshold = manifest.postprocess.iou_threshold
         self._last_timing = Timing(0.0, 0.0, 0.0)
         batch = manifest.inputs[0].shape[0]
         self._fixed_batch = batch if isinstance(batch, int) else None
         if score_threshold is not None:
             self.score_threshold = score_threshold
+        if iou_threshold is not None:
+            self.iou_threshold = iou_threshold
         self.classes = classes
 
     @classmethod
@@ -93,6 +98,7 @@ class Detector:
         *,
         num_threads: int | None = None,
         score_threshold: float | None = None,
+        iou_threshold: float | None = None,
         classes: Iterable[int | str] | None = None,
         precision: Literal["fp32", "fp16", "int8"] | None = None,
     ) -> Detector:
@@ -103,17 +109,29 @@ class Detector:
             backend: "auto", "openvino" or "onnxruntime".
             num_threads: threads for one inference, or None for the backend's choice.
             score_threshold: least score in 0..1, or None for the bundle's own.
+            iou_threshold: greatest IoU of two detections of one class in 0..1, or None for the bundle's own; only for
+                a bundle with non-maximum suppression.
             classes: class names or ids to look for, or None for all.
             precision: which artefact, or None for the first listed of the backend's best format.
 
         Raises:
             BundleError: the bundle is missing, altered or not a detector.
             BackendError: the backend is not installed or cannot load the model.
-            DataError: the threshold or a class is out of range.
+            DataError: a threshold or a class is out of range, or the bundle does not suppress.
         """
         with Bundle.open(path) as bundle:
             loaded = open_backend(bundle, backend, num_threads=num_threads, precision=precision)
-            return cls(bundle.manifest, loaded, score_threshold=score_threshold, classes=classes)
+            try:
+                return cls(
+                    bundle.manifest,
+                    loaded,
+                    score_threshold=score_threshold,
+                    iou_threshold=iou_threshold,
+                    classes=classes,
+                )
+            except BaseException:
+                loaded.close()
+                raise
 
     def __enter__(self) -> Detector:
         return self
@@ -175,6 +193,27 @@ class Detector:
         self._score_threshold = float(value)
 
     @property
+    def suppresses(self) -> bool:
+        """Whether the bundle has non-maximum suppression, and with it an IoU threshold."""
+        return self._postprocess.kind == "nms"
+
+    @property
+    def iou_threshold(self) -> float:
+        """Greatest IoU of two detections of one class, 0..1; without effect where nothing is suppressed."""
+        return self._iou_threshold
+
+    @iou_threshold.setter
+    def iou_threshold(self, value: float) -> None:
+        if not self.suppresses:
+            raise DataError(
+                f"iou_threshold: {self._manifest.family} {self._manifest.variant} has no non-maximum suppression, so "
+                "there is no such threshold; leave it out"
+            )
+        if not 0.0 <= value <= 1.0:
+            raise DataError(f"iou_threshold: expected 0..1, got {value}")
+        self._iou_threshold = float(value)
+
+    @property
     def last_timing(self) -> Timing:
         """What the parts of the last call took; a batch counts as one call."""
         return self._last_timing
@@ -231,11 +270,13 @@ class Detector:
         """The graph's own outputs for some images, preprocessed as always; for parity checks.
 
         Returns:
-            Outputs by name, each with the images as its first axis, and one transform an image.
+            Outputs by name, each with the images as its first axis, and one transform an image. A graph that
+            suppresses does so with the detector's thresholds.
         """
         outputs: list[dict[str, np.ndarray]] = []
         transforms: list[ImageTransform] = []
         with self._lock:
+            self._set_thresholds(self.backend)
             for image in images:
                 tensor, made = self._preprocessor([image] * (self._fixed_batch or 1), color=color)
                 outputs.append({name: values[:1] for name, values in self.backend.run(tensor).items()})
@@ -263,21 +304,30 @@ class Detector:
                 transforms.append(self._preprocessor.run(load_image(image, color=color), buffer[index]))
             except DataError as error:
                 raise DataError(f"images[{start + index}]: {error}" if total > 1 else str(error)) from None
+        score, iou = self._set_thresholds(backend)
+        chosen = self._class_ids
         ready = self._clock()
         outputs = backend.infer(batch)
         answered = self._clock()
-        logits, boxes = outputs[self._postprocess.logits], outputs[self._postprocess.boxes]
-        threshold, chosen = self._score_threshold, self._class_ids
         found = [
-            postprocess(
-                logits[index],
-                boxes[index],
+            postprocess_outputs(
+                outputs,
+                index,
                 transform,
                 self._postprocess,
                 self._class_names,
-                score_threshold=threshold,
+                score_threshold=score,
+                iou_threshold=iou,
                 classes=chosen,
             )
             for index, transform in enumerate(transforms)
         ]
         return found, (ready - began, answered - ready, self._clock() - answered)
+
+    def _set_thresholds(self, backend: Backend) -> tuple[float, float]:
+        """The thresholds of now, which the graph gets too where it suppresses."""
+        thresholds = self._score_threshold, self._iou_threshold
+        for name, value in zip(THRESHOLD_INPUTS, thresholds, strict=True):
+            if name in backend.scalars:
+                backend.scalars[name][0] = value
+        return thresholds

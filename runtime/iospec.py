@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from carpus.runtime.transform import ImageTransform
 
-__all__ = ["ClassInfo", "Postprocess", "Preprocess", "TensorSpec"]
+__all__ = ["DETECTION_OUTPUTS", "THRESHOLD_INPUTS", "ClassInfo", "Postprocess", "Preprocess", "TensorSpec"]
+
+THRESHOLD_INPUTS = ("score_threshold", "iou_threshold")
+"""Inputs of a graph that suppresses its detections itself, each (1,) float32 in 0..1."""
+
+DETECTION_OUTPUTS = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
+"""Outputs of such a graph: (N,) int64; (N, K, 4) float32 xyxy in pixels of the model's input; (N, K) float32; (N, K)
+int64. The first ``num_detections`` of an image count, best first; the rest is 0, with class -1."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +138,18 @@ class Preprocess:
 class Postprocess:
     """How the graph's outputs become detections.
 
-    The graph gives logits (N, Q, C) and boxes (N, Q, 4) as cxcywh in 0..1 of the model's input.
+    The graph gives logits (or scores) (N, Q, C) and boxes (N, Q, 4) as cxcywh in 0..1 of the model's input.
 
     "top_k", as the DETR family does: the ``top_k`` best of the Q * C (query, class) pairs are kept, then the score
     threshold applies (at least it). "nms", as the YOLO family does: the best class of each query, or every class with
     ``multi_label``, is a candidate when its score is above the threshold; of the ``max_candidates`` best, one whose
     box has an IoU above ``iou_threshold`` with a better one of the same class is dropped; the ``top_k`` best remain.
 
+    With ``in_graph`` the graph does this itself: it takes ``THRESHOLD_INPUTS`` besides the images and gives
+    ``DETECTION_OUTPUTS`` besides the outputs above, which remain for verification and for a choice of classes.
+
     Attributes:
-        logits: name of the output with the class logits.
+        logits: name of the output with the class logits, or the scores when ``activation`` is "none".
         boxes: name of the output with the boxes.
         activation: from logit to score.
         box_format: meaning of the four numbers.
@@ -149,11 +159,12 @@ class Postprocess:
         iou_threshold: default threshold of "nms" in 0..1; a user may set another.
         multi_label: whether "nms" takes every class of a query as a candidate of its own.
         max_candidates: most candidates of an image that enter "nms".
+        in_graph: whether the graph applies "nms".
     """
 
     logits: str = "pred_logits"
     boxes: str = "pred_boxes"
-    activation: Literal["sigmoid"] = "sigmoid"
+    activation: Literal["sigmoid", "none"] = "sigmoid"
     box_format: Literal["cxcywh_normalized"] = "cxcywh_normalized"
     top_k: int = 300
     score_threshold: float = 0.5
@@ -161,6 +172,7 @@ class Postprocess:
     iou_threshold: float = 0.7
     multi_label: bool = False
     max_candidates: int = 30000
+    in_graph: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -170,6 +182,8 @@ class Postprocess:
         for name in ("score_threshold", "iou_threshold"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise BundleError(f"Postprocess.{name}: expected 0..1, got {getattr(self, name)}")
+        if self.in_graph and self.kind != "nms":
+            raise BundleError(f"Postprocess.in_graph: a graph suppresses with kind 'nms' only, got {self.kind!r}")
 
 
 @dataclass(frozen=True)

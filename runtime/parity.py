@@ -1,10 +1,12 @@
 """How far one run of a detector lies from another, in pixels of the source image and in scores.
 
 Both sides are compared twice: query by query, as the graph gives them, and as the final detections that a user sees.
+Where detections are suppressed, a near-equal rival may take a detection's place; see ``_lacking``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +15,7 @@ import numpy as np
 
 from carpus.runtime.detections import Detections
 from carpus.runtime.errors import CarpusError
-from carpus.runtime.postprocess import cxcywh_to_xyxy, postprocess
+from carpus.runtime.postprocess import activate, cxcywh_to_xyxy, postprocess
 from carpus.runtime.spec import ParityRecord, Postprocess
 from carpus.runtime.thresholds import ParityLimits, parity_limits
 from carpus.runtime.transform import ImageTransform
@@ -39,12 +41,16 @@ class Answer:
         xyxy: (Q, 4) float64, boxes in pixels of the source image, not clipped.
         detections: the final detections, down to a low score.
         image_size: (height, width) of the source image [px].
+        iou_threshold: of the suppression, or None where nothing is suppressed.
+        most: most detections an image.
     """
 
     scores: np.ndarray
     xyxy: np.ndarray
     detections: Detections
     image_size: tuple[int, int]
+    iou_threshold: float | None = None
+    most: int = 300
 
 
 def make_answer(
@@ -63,10 +69,10 @@ def make_answer(
         BackendError: the outputs hold NaN or infinity.
     """
     detections = postprocess(logits, boxes, transform, spec, class_names, score_threshold=_DETECTION_FLOOR)
-    scores = 1.0 / (1.0 + np.exp(-np.maximum(logits.astype(np.float64), -700.0)))
     height, width = transform.model_size
     xyxy = transform.to_source(cxcywh_to_xyxy(boxes.astype(np.float64)) * (width, height, width, height))
-    return Answer(scores, xyxy, detections, transform.source_size)
+    iou = spec.iou_threshold if spec.kind == "nms" else None
+    return Answer(activate(logits, spec), xyxy, detections, transform.source_size, iou, spec.top_k)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,8 @@ class ImageErrors:
         replaced: weak queries that are others on the other side, few enough to be left out (see ``ParityLimits``).
         detections: final detections compared.
         detections_differ: final detections without a counterpart on the other side.
+        suppression_differs: detections of the graph that the runtime would not make of the graph's own scores and
+            boxes; None for a graph that does not suppress.
     """
 
     image: str
@@ -96,20 +104,29 @@ class ImageErrors:
     replaced: int
     detections: int
     detections_differ: int
+    suppression_differs: int | None = None
 
 
-def compare(reference: Answer, candidate: Answer, limits: ParityLimits, image: str = "image") -> ImageErrors:
+def compare(
+    reference: Answer,
+    candidate: Answer,
+    limits: ParityLimits,
+    image: str = "image",
+    *,
+    suppression_differs: int | None = None,
+) -> ImageErrors:
     """Compare two answers about the same image.
 
     Queries are paired by index. Those that do not fit there within the limits are paired anew among themselves,
     because the encoder's selection orders near-equal scores by their last bits, and the decoder treats its queries
-    alike in any order.
+    alike in any order. Where detections are suppressed, queries are places in the image and stay where they are.
 
     Args:
         reference: what the trained module said.
         candidate: what the backend said.
         limits: how far apart two queries may lie to count as the same.
         image: name for messages.
+        suppression_differs: see :class:`ImageErrors`.
 
     Raises:
         ParityError: the two sides have different numbers of queries or classes.
@@ -119,21 +136,20 @@ def compare(reference: Answer, candidate: Answer, limits: ParityLimits, image: s
             f"{image}: the trained model gives (queries, classes) = {reference.scores.shape}, the backend "
             f"{candidate.scores.shape}; the artefact is of another model"
         )
-    order = _pair(reference, candidate, limits)
+    fixed = reference.iou_threshold is not None
+    order = np.arange(len(reference.scores)) if fixed else _pair(reference, candidate, limits)
     box = np.abs(reference.xyxy - candidate.xyxy[order]).max(1)
     score = np.abs(reference.scores - candidate.scores[order]).max(1)
     best = np.maximum(reference.scores.max(1), candidate.scores[order].max(1))
     compared = best >= limits.score_floor
     compared[np.argsort(-best, kind="stable")[: limits.min_queries]] = True
     replaced = compared & ((box > limits.max_box_px) | (score > limits.max_score)) & (best < limits.weak_score)
-    if replaced.sum() > limits.replaced_share * len(best):
+    if fixed or replaced.sum() > limits.replaced_share * len(best):
         replaced[:] = False
     compared &= ~replaced
     box, score = np.where(compared, box, 0.0), np.where(compared, score, 0.0)
     floor = max(limits.score_floor, _DETECTION_FLOOR)
-    differ = _lacking(reference.detections, candidate.detections, limits, floor) + _lacking(
-        candidate.detections, reference.detections, limits, floor
-    )
+    differ = _lacking(reference, candidate, limits, floor) + _lacking(candidate, reference, limits, floor)
     height, width = reference.image_size
     return ImageErrors(
         image=f"{image} ({width}x{height})",
@@ -146,6 +162,7 @@ def compare(reference: Answer, candidate: Answer, limits: ParityLimits, image: s
         replaced=int(replaced.sum()),
         detections=int((reference.detections.score >= floor).sum()),
         detections_differ=differ,
+        suppression_differs=suppression_differs,
     )
 
 
@@ -175,6 +192,9 @@ def summarise(
         "detections": float(sum(item.detections for item in errors)),
     }
     thresholds = limits.as_mapping()
+    if any(item.suppression_differs is not None for item in errors):
+        metrics["suppression_differs"] = float(sum(item.suppression_differs or 0 for item in errors))
+        thresholds["suppression_differs"] = 0.0
     passed = all(metrics[name] <= limit for name, limit in thresholds.items())
     return ParityRecord(
         backend=backend,
@@ -217,6 +237,15 @@ def _worst(errors: Sequence[ImageErrors], limits: ParityLimits) -> str:
                 f"{differ.image}",
             )
         )
+    wrong = max(errors, key=lambda item: item.suppression_differs or 0)
+    if wrong.suppression_differs:
+        found.append(
+            (
+                math.inf,
+                f"suppression in the graph makes {wrong.suppression_differs} detections of its own scores and boxes "
+                f"that the runtime's does not, in {wrong.image}",
+            )
+        )
     return max(found)[1]
 
 
@@ -247,15 +276,35 @@ def _pair(reference: Answer, candidate: Answer, limits: ParityLimits) -> np.ndar
     return order
 
 
-def _lacking(these: Detections, those: Detections, limits: ParityLimits, floor: float) -> int:
-    """How many of these detections, less those too near the floor to tell, have no counterpart among the others."""
+def _lacking(mine: Answer, other: Answer, limits: ParityLimits, floor: float) -> int:
+    """How many of one side's detections, less those too near the floor to tell, have no counterpart on the other.
+
+    Of two overlapping boxes with near-equal scores either may be the one that suppression keeps. A detection is not
+    lacking when the other side has one of its class that overlaps it enough to have suppressed it. That alone would
+    let a graph pass that suppresses nothing; ``ImageErrors.suppression_differs`` is what such a graph fails on.
+    """
+    these, those = mine.detections, other.detections
     edge = floor + limits.max_score
+    if len(those) >= other.most:  # more would have been found
+        edge = max(edge, float(those.score[-1]) + limits.max_score)
     count = 0
     for box, score, class_id in zip(these.xyxy, these.score, these.class_id, strict=True):
         if score < edge:
             continue
         same = those.class_id == class_id
+        if mine.iou_threshold is not None and (same & _may_suppress(box, those, mine.iou_threshold, limits)).any():
+            continue
         same &= np.abs(those.score - score) <= limits.max_score
         same &= np.abs(those.xyxy - box).max(1, initial=0.0) <= limits.max_box_px
         count += not same.any()
     return count
+
+
+def _may_suppress(box: np.ndarray, those: Detections, iou_threshold: float, limits: ParityLimits) -> np.ndarray:
+    """(N,) bool: whether the IoU with a box exceeds the threshold when edges may move by the limit."""
+    slack = np.float32(limits.max_box_px)
+    low = np.maximum(box[:2], those.xyxy[:, :2]) - slack
+    high = np.minimum(box[2:], those.xyxy[:, 2:]) + slack
+    overlap = np.clip(high - low, 0, None).prod(1)
+    union = (box[2:] - box[:2]).prod() + (those.xyxy[:, 2:] - those.xyxy[:, :2]).prod(1) - overlap
+    return np.asarray(overlap > iou_threshold * union)

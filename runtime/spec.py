@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from carpus.runtime.codec import check_fields, decode, encode, json_schema
 from carpus.runtime.errors import BundleError
-from carpus.runtime.iospec import ClassInfo, Postprocess, Preprocess, TensorSpec
+from carpus.runtime.iospec import (
+    DETECTION_OUTPUTS,
+    THRESHOLD_INPUTS,
+    ClassInfo,
+    Postprocess,
+    Preprocess,
+    TensorSpec,
+)
 from carpus.runtime.records import (
     Artefact,
     BenchmarkRecord,
@@ -116,8 +123,16 @@ class Manifest:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise BundleError(f"Manifest.classes: expected distinct names, {repeated[0]!r} is there twice")
-        if len(self.inputs) != 1:
-            raise BundleError(f"Manifest.inputs: a detector takes one input, got {len(self.inputs)}")
+        scalars = THRESHOLD_INPUTS if self.postprocess.in_graph else ()
+        if [spec.name for spec in self.inputs[1:]] != list(scalars):
+            besides = f" and the inputs {', '.join(scalars)} of its suppression" if scalars else ""
+            raise BundleError(
+                f"Manifest.inputs: a detector takes one image input{besides}, got "
+                f"{', '.join(spec.name for spec in self.inputs)}"
+            )
+        for spec in self.inputs[1:]:
+            if spec.dtype != "float32" or spec.shape != (1,):
+                raise BundleError(f"Manifest.inputs: {spec.name!r} must be float32 (1,), got {spec.dtype} {spec.shape}")
         image = self.inputs[0]
         wanted = (3, *self.preprocess.size)
         if image.dtype != "float32" or len(image.shape) != 4:
@@ -139,6 +154,21 @@ class Manifest:
             shape = outputs[name].shape
             if len(shape) != 3 or (isinstance(shape[2], int) and shape[2] != width):
                 raise BundleError(f"Manifest.outputs: {name!r} must have shape (N, Q, {width}), got {shape}")
+        if self.postprocess.in_graph:
+            lacking = [name for name in DETECTION_OUTPUTS if name not in outputs]
+            if lacking:
+                raise BundleError(
+                    f"Manifest.outputs: a graph that suppresses gives {', '.join(DETECTION_OUTPUTS)}; "
+                    f"{lacking[0]!r} is missing"
+                )
+            for name, dtype, rank in zip(
+                DETECTION_OUTPUTS, ("int64", "float32", "float32", "int64"), (1, 3, 2, 2), strict=True
+            ):
+                if outputs[name].dtype != dtype or len(outputs[name].shape) != rank:
+                    raise BundleError(
+                        f"Manifest.outputs: {name!r} must be {dtype} with {rank} dimensions, got "
+                        f"{outputs[name].dtype} {outputs[name].shape}"
+                    )
 
     @property
     def files(self) -> tuple[FileEntry, ...]:

@@ -19,8 +19,10 @@ from carpus.runtime.bundle import Bundle
 from carpus.runtime.detector import Detector
 from carpus.runtime.errors import BackendError, BundleError
 from carpus.runtime.parity import Answer, ImageErrors, compare, failure, make_answer, summarise
+from carpus.runtime.parity_suppression import THRESHOLD_CASES, suppression_differences
 from carpus.runtime.spec import Artefact, Manifest, ParityRecord, Postprocess, Preprocess
 from carpus.runtime.thresholds import parity_limits
+from carpus.runtime.transform import ImageTransform
 
 __all__ = [
     "ReferenceCase",
@@ -198,13 +200,25 @@ def measure(
         manifest = detector.manifest
         _, spec = detector_specs(manifest)
         version = detector.backend.version
-        for case in cases:
-            outputs, transforms = detector.raw([case.image])
+        for index, case in enumerate(cases):
+            outputs, transforms, differs = _run_case(detector, spec, case.image, index)
             answer = make_answer(
                 outputs[spec.logits][0], outputs[spec.boxes][0], transforms[0], spec, manifest.class_names
             )
-            errors.append(compare(case.answer, answer, limits, case.name))
+            errors.append(compare(case.answer, answer, limits, case.name, suppression_differs=differs))
     return summarise(errors, backend=backend, backend_version=version, precision=precision)
+
+
+def _run_case(
+    detector: Detector, spec: Postprocess, image: np.ndarray, index: int
+) -> tuple[dict[str, np.ndarray], list[ImageTransform], int | None]:
+    """A graph's outputs for an image; where it suppresses, with thresholds in turn, and what it got wrong there."""
+    if not spec.in_graph:
+        return *detector.raw([image]), None
+    thresholds = THRESHOLD_CASES[index % len(THRESHOLD_CASES)] or (spec.score_threshold, spec.iou_threshold)
+    detector.score_threshold, detector.iou_threshold = thresholds
+    outputs, transforms = detector.raw([image])
+    return outputs, transforms, suppression_differences(outputs, 0, spec, transforms[0].model_size, *thresholds)
 
 
 def detector_specs(manifest: Manifest) -> tuple[Preprocess, Postprocess]:

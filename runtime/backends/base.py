@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from carpus.runtime.errors import BackendError, BundleError
+from carpus.runtime.iospec import THRESHOLD_INPUTS
 from carpus.runtime.spec import Manifest, TensorSpec
 
-__all__ = ["Backend", "GraphTensor", "check_graph", "check_input", "resolve_shape"]
+__all__ = ["Backend", "GraphTensor", "check_graph", "check_input", "resolve_shape", "scalar_inputs"]
 
 
 class GraphTensor(NamedTuple):
@@ -22,7 +23,7 @@ class GraphTensor(NamedTuple):
 
 
 class Backend(Protocol):
-    """A loaded model with one input, ready to run.
+    """A loaded model with one image input, ready to run.
 
     Buffers belong to the backend: fill :meth:`input_buffer`, call :meth:`infer`, and use the outputs before the next
     call. One thread at a time.
@@ -33,6 +34,8 @@ class Backend(Protocol):
         device: what it runs on, in words.
         precision: precision of the loaded artefact.
         num_threads: threads that it was allowed, 0 for its own choice.
+        scalars: (1,) float32 buffers of the graph's further inputs by name, which the next :meth:`infer` reads; they
+            start with the manifest's own values.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Backend(Protocol):
     device: str
     precision: str
     num_threads: int
+    scalars: Mapping[str, np.ndarray]
 
     def input_buffer(self, batch: int) -> np.ndarray:
         """The (batch, 3, H, W) float32 buffer that the next :meth:`infer` of this batch size reads."""
@@ -104,6 +108,14 @@ def check_input(tensor: np.ndarray, spec: TensorSpec) -> None:
             f"input {spec.name!r}: expected {spec.dtype} of shape {spec.shape}, got {tensor.dtype} of shape "
             f"{tensor.shape}"
         )
+
+
+def scalar_inputs(manifest: Manifest) -> dict[str, np.ndarray]:
+    """Buffers (1,) float32 of the thresholds that the graph takes, with the manifest's values; empty for none."""
+    spec = manifest.postprocess
+    if spec is None or not spec.in_graph:
+        return {}
+    return {name: np.array([getattr(spec, name)], np.float32) for name in THRESHOLD_INPUTS}
 
 
 def resolve_shape(spec: TensorSpec, batch: int, size: tuple[int, int] | None = None) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from carpus.runtime.backends.base import GraphTensor, check_graph, check_input, resolve_shape
+from carpus.runtime.backends.base import GraphTensor, check_graph, check_input, resolve_shape, scalar_inputs
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.errors import BackendError
 from carpus.runtime.spec import Artefact
@@ -66,6 +66,7 @@ class OnnxRuntimeBackend:
         self._session: Any = session
         self._input = bundle.manifest.inputs[0]
         self._outputs = bundle.manifest.outputs
+        self.scalars = scalar_inputs(bundle.manifest)
         preprocess = bundle.manifest.preprocess
         self._size = preprocess.size if preprocess is not None else None
         self._bound: dict[int, tuple[Any, np.ndarray, dict[str, np.ndarray]]] = {}
@@ -105,6 +106,8 @@ class OnnxRuntimeBackend:
         buffer = np.zeros(resolve_shape(self._input, batch, self._size), np.float32)
         binding = self._session.io_binding()
         binding.bind_input(self._input.name, "cpu", 0, np.float32, buffer.shape, buffer.ctypes.data)
+        for name, value in self.scalars.items():
+            binding.bind_input(name, "cpu", 0, np.float32, value.shape, value.ctypes.data)
         outputs: dict[str, np.ndarray] = {}
         if all(isinstance(size, int) for spec in self._outputs for size in spec.shape[1:]):
             for spec in self._outputs:

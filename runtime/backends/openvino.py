@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from carpus.runtime.backends.base import GraphTensor, check_graph, check_input, resolve_shape
+from carpus.runtime.backends.base import GraphTensor, check_graph, check_input, resolve_shape, scalar_inputs
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.errors import BackendError
 from carpus.runtime.spec import Artefact
@@ -58,6 +58,7 @@ class OpenVinoBackend:
         check_graph(bundle.manifest, _describe(self._model.inputs), _describe(self._model.outputs), where)
         self._weights = files  # read_model may keep a view of the bytes
         self._input = bundle.manifest.inputs[0]
+        self.scalars = scalar_inputs(bundle.manifest)
         self._names = [spec.name for spec in bundle.manifest.outputs]
         preprocess = bundle.manifest.preprocess
         self._size = preprocess.size if preprocess is not None else None
@@ -100,6 +101,8 @@ class OpenVinoBackend:
         tensor = self._ov.Tensor(buffer, shared_memory=True)
         request = self._compile(single=batch == 1, shape=shape).create_infer_request()
         request.set_tensor(self._input.name, tensor)
+        for name, value in self.scalars.items():
+            request.set_tensor(name, self._ov.Tensor(value, shared_memory=True))
         while len(self._bound) >= 4:
             self._bound.pop(next(iter(self._bound)))
         self._bound[batch] = (request, buffer, tensor)
