@@ -6,8 +6,8 @@
 
 ``families``: the smallest detectors of each family with their ``tabletop`` recipes, each within the same minutes of one
 core. ``ablation``: the switches of a recipe one at a time, the same epochs at 192 px each. The clock is this process's
-own processor time (one thread, no workers), so other work on the machine does not lengthen it. An interrupted run goes on
-where it stopped; a finished one is only read. Writes OUT/table.md, OUT/curves.png and OUT/table.json.
+own processor time (one thread, no workers), so other work on the machine does not lengthen it. An interrupted run goes
+on where it stopped; a finished one is only read. Writes OUT/table.md, OUT/curves.png and OUT/table.json.
 """
 
 from __future__ import annotations
