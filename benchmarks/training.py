@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -157,6 +158,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--only", nargs="*", metavar="NAME", help="start of a name")
     options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     plan = FAMILIES if options.plan == "families" else ABLATION
     chosen = [run for run in plan if options.only is None or any(run.name.startswith(name) for name in options.only)]
     if not chosen:
