@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from carpus.models.mamba_yolo.config import ScanConfig
-from carpus.models.ssm.cross_scan import DIRECTIONS, cross_merge, cross_scan
+from carpus.models.ssm.cross_scan import DIRECTIONS, cross_merge, cross_merge_steps, cross_scan, cross_scan_steps
 from carpus.models.ssm.initial import step_bias
 from carpus.models.ssm.mamba3 import Mamba3Inputs, mamba3
 from carpus.models.ssm.mamba3_mixer import decay_rate, num_rotations
 from carpus.models.ssm.norms import RMSNorm
 from carpus.models.ssm.scan import selective_scan
+from carpus.models.ssm.scan_blocks import scan_blocks
 
 __all__ = ["SS2D", "Mamba3CrossScan", "cross_selective_scan"]
 
@@ -41,20 +42,30 @@ def cross_selective_scan(
     """
     height, width = x.shape[-2:]
     states, rank = A_logs.shape[1], dt_projs_weight.shape[2]
-    sequences = cross_scan(x)
-    low_rank, write, read = (x_proj_weight @ sequences).split((rank, states, states), 2)
-    delta = dt_projs_weight @ low_rank
-    y, _ = selective_scan(
-        sequences.flatten(1, 2),
-        delta.flatten(1, 2),
-        -torch.exp(A_logs.to(torch.promote_types(x.dtype, torch.float32))),
-        write,
-        read,
-        Ds,
-        delta_bias=dt_projs_bias.flatten(),
-        delta_softplus=True,
+    wide = torch.promote_types(x.dtype, torch.float32)
+    A = -torch.exp(A_logs.to(wide))
+    if torch.compiler.is_exporting():
+        sequences = cross_scan(x)
+        low_rank, write, read = (x_proj_weight @ sequences).split((rank, states, states), 2)
+        delta = dt_projs_weight @ low_rank
+        y, _ = selective_scan(
+            sequences.flatten(1, 2), delta.flatten(1, 2), A, write, read, Ds, delta_bias=dt_projs_bias.flatten()
+        )
+        return cross_merge(y.unflatten(1, (DIRECTIONS, -1)), height, width)
+    steps = cross_scan_steps(x.permute(2, 3, 0, 1))
+    pixels = steps.flatten(1, 2)
+    low_rank, write, read = torch.bmm(pixels, x_proj_weight.transpose(1, 2)).split((rank, states, states), 2)
+    delta = torch.bmm(low_rank, dt_projs_weight.transpose(1, 2))
+    y, _ = scan_blocks(
+        delta.to(wide).view_as(steps),
+        steps.to(wide),
+        A.unflatten(0, (DIRECTIONS, -1)).transpose(1, 2),
+        write.to(wide).unflatten(1, steps.shape[1:3]),
+        read.to(wide).unflatten(1, steps.shape[1:3]),
+        Ds.to(wide).unflatten(0, (DIRECTIONS, -1)),
+        dt_projs_bias.to(wide),
     )
-    return cross_merge(y.unflatten(1, (DIRECTIONS, -1)), height, width)
+    return cross_merge_steps(y.to(x.dtype), height, width).flatten(0, 1).permute(1, 2, 0)
 
 
 class Mamba3CrossScan(nn.Module):

@@ -55,20 +55,32 @@ def selective_scan(
     wide = torch.promote_types(u.dtype, torch.float32)
     if u.is_meta:  # shapes are all there is, and one step after the other would take its time to find them
         return torch.empty_like(u), u.new_empty(batch, channels, states, dtype=wide)
-    x = u.to(wide)
-    dt = _steps(delta.to(wide), delta_bias, softplus=delta_softplus)
+    x, delta, A, B, C = (tensor.to(wide) for tensor in (u, delta, A, B, C))
     grouped = (groups, channels // groups)
-    arguments = (
-        dt.unflatten(1, grouped).permute(3, 0, 1, 2),
-        (dt * x).unflatten(1, grouped).permute(3, 0, 1, 2),
-        A.to(wide).unflatten(0, grouped).transpose(1, 2),
-        B.to(wide).permute(3, 0, 1, 2),
-        C.to(wide).permute(3, 0, 1, 2),
+    if torch.compiler.is_exporting():
+        dt = _steps(delta, delta_bias, softplus=delta_softplus)
+        y, last = scan_exported(
+            dt.unflatten(1, grouped).permute(3, 0, 1, 2),
+            (dt * x).unflatten(1, grouped).permute(3, 0, 1, 2),
+            A.unflatten(0, grouped).transpose(1, 2),
+            B.permute(3, 0, 1, 2),
+            C.permute(3, 0, 1, 2),
+        )
+        y = _finish(y.permute(1, 2, 3, 0).reshape(batch, channels, length), x, D, z)
+        return y.to(u.dtype), last.transpose(2, 3).reshape(batch, channels, states)
+    bias, skip = (None if weights is None else weights.to(wide).unflatten(0, grouped) for weights in (delta_bias, D))
+    y, last = scan_blocks(
+        delta.unflatten(1, grouped).permute(1, 3, 0, 2).contiguous(),
+        x.unflatten(1, grouped).permute(1, 3, 0, 2).contiguous(),
+        A.unflatten(0, grouped).transpose(1, 2),
+        B.permute(1, 3, 0, 2).contiguous(),
+        C.permute(1, 3, 0, 2).contiguous(),
+        skip,
+        bias,
+        softplus=delta_softplus,
     )
-    scan = scan_exported if torch.compiler.is_exporting() else scan_blocks
-    y, last = scan(*arguments)
-    y = y.permute(1, 2, 3, 0).reshape(batch, channels, length)
-    return _finish(y, x, D, z).to(u.dtype), last.transpose(2, 3).reshape(batch, channels, states)
+    y = _finish(y.permute(2, 0, 3, 1).reshape(batch, channels, length), x, None, z)
+    return y.to(u.dtype), last.permute(1, 0, 3, 2).reshape(batch, channels, states)
 
 
 def selective_scan_reference(
