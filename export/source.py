@@ -16,7 +16,7 @@ from carpus.models.engine_checkpoint import TrainedWeights, is_training_checkpoi
 from carpus.models.published.classes import name_classes
 from carpus.models.published.fit import UnfitError, fill
 from carpus.models.published.folder import ImportedWeights, find_config, read_imported
-from carpus.models.published.identify import suggestion
+from carpus.models.published.identify import fits_instead, suggestion
 from carpus.models.published.reader import read_published
 from carpus.models.torch_file import file_sha256
 from carpus.runtime.errors import DataError
@@ -90,7 +90,7 @@ def _from_training(path: Path, family: str | None, variant: str | None, classes:
     trained = load_trained_weights(path)
     _check_stated(path, trained, family, variant, classes)
     module = build_model(trained.family, trained.variant, len(trained.categories), trained.input_size)
-    get_family(trained.family).load(module, trained.state_dict, f"checkpoint {path}")
+    fill(module, trained.state_dict, find_family(trained.family, trained.variant).published, f"checkpoint {path}")
     recipe = {
         "epochs": str(trained.epoch),
         "seed": str(trained.seed),
@@ -152,7 +152,7 @@ def _from_published(path: Path, family: str | None, variant: str | None, classes
     try:
         fill(module, weights.state, rules, f"checkpoint {path}")
     except UnfitError as error:
-        raise DataError(f"{error}{suggestion(weights.state, family, variant)}") from None
+        raise DataError(f"{error}{suggestion(fits_instead(weights.state, family, variant))}") from None
     return module, family, variant, get_family(family).input_size(module), categories, {}
 
 

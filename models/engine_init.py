@@ -17,7 +17,7 @@ from carpus.models.deimv2.backbone_checkpoint import load_transformer
 from carpus.models.engine_checkpoint import TrainedWeights, is_training_checkpoint, load_trained_weights
 from carpus.models.published.fit import UnfitError
 from carpus.models.published.folder import ImportedWeights, find_config, read_imported
-from carpus.models.published.identify import suggestion
+from carpus.models.published.identify import fits_instead, suggestion
 from carpus.models.published.reader import read_published
 from carpus.runtime.errors import DataError
 
@@ -134,5 +134,5 @@ def _from_published(model: Any, family: str, path: Path) -> str:
     try:
         return FAMILIES[family].start_from(model, path)
     except UnfitError as error:
-        there = suggestion(read_published(path).state, family, model.config.variant)
+        there = suggestion(fits_instead(read_published(path).state, family, model.config.variant))
         raise DataError(f"{error}{there}") from None

@@ -173,7 +173,8 @@ def fill(
 def listing(problems: Mapping[str, Sequence[str]], count: int = 4) -> str:
     """Problems in a line, the first few of each kind."""
     return "; ".join(
-        f"{len(entries)} {kind}: {', '.join(entries[:count])}{', ...' if len(entries) > count else ''}"
+        f"{len(entries)} {kind}: {', '.join(entries[:count])}"
+        + (f" and {len(entries) - count} more" if len(entries) > count else "")
         for kind, entries in problems.items()
     )
 

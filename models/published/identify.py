@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from carpus.models.deimv2.backbone_checkpoint import compare_transformer, is_tra
 from carpus.models.published.fit import Fit, compare
 from carpus.runtime.errors import DataError
 
-__all__ = ["Candidate", "identify", "suggestion"]
+__all__ = ["Candidate", "fits_instead", "identify", "suggestion"]
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,16 @@ def identify(state: Mapping[str, Tensor], families: Iterable[str] | None = None)
     return sorted(found, key=lambda candidate: (-candidate.fit.complete, -candidate.agreement))
 
 
-def suggestion(state: Mapping[str, Tensor], family: str, variant: str) -> str:
-    """A sentence that names the variant that weights are of, when it is another than was said; else nothing."""
+def fits_instead(state: Mapping[str, Tensor], family: str, variant: str) -> list[str]:
+    """The variants that weights fit completely, when the one that was said is not among them."""
     fitting = [candidate for candidate in identify(state) if candidate.fit.complete]
-    if not fitting or any((c.family, c.variant) == (family, variant) for c in fitting):
-        return ""
-    return f" This file is {' or '.join(map(str, fitting))}."
+    said = any((candidate.family, candidate.variant) == (family, variant) for candidate in fitting)
+    return [] if said else [str(candidate) for candidate in fitting]
+
+
+def suggestion(fitting: Sequence[str]) -> str:
+    """A sentence that names what weights fit instead; nothing when they fit nothing."""
+    return f" This file is {' or '.join(fitting)}." if fitting else ""
 
 
 def _candidate(state: Mapping[str, Tensor], family: str, variant: str) -> Candidate | None:

@@ -21,7 +21,7 @@ from carpus.models.engine_checkpoint import FORMAT as TRAINING_FORMAT
 from carpus.models.published.classes import name_classes
 from carpus.models.published.fit import Fit, compare, fill, listing
 from carpus.models.published.folder import ImportedWeights, Part, find_config
-from carpus.models.published.identify import Candidate, identify, suggestion
+from carpus.models.published.identify import Candidate, fits_instead, identify, suggestion
 from carpus.models.published.reader import Choice, PublishedWeights, read_published
 from carpus.models.published.report import make_report
 from carpus.models.published.rules import Rules
@@ -108,11 +108,12 @@ def import_weights(
     }
     source = _source(weights)
     fit, state = _fill(model, weights, entry.published, part, f"checkpoint {path}")
-    report = make_report(weights, fit, network, source)
+    fitting = [] if fit.complete else fits_instead(weights.state, family, variant)
+    report = make_report(weights, fit, network, source, fitting)
     if not fit.complete:
         raise UnmatchedError(
             f"{path} does not match {family} {variant}: {listing(fit.problems(), 2)}."
-            f"{suggestion(weights.state, family, variant) or f' {entry.published.hint}'} Nothing was written.",
+            f"{suggestion(fitting) or f' {entry.published.hint}'} Nothing was written.",
             report,
         )
     stated = str(weights.facts.get("license", "")).split()  # "AGPL-3.0 License (https://...)"
@@ -135,15 +136,13 @@ def _recognise(weights: PublishedWeights, family: str | None) -> tuple[str, str]
 
 def _unrecognised(weights: PublishedWeights, family: str | None, candidates: list[Candidate]) -> str:
     where = f"any variant of {family}" if family else "any variant of any family"
+    elsewhere = "" if family is None else suggestion(fits_instead(weights.state, family, ""))
     if not candidates:
         names = ", ".join(list(weights.state)[:3])
-        return f"{weights.path} does not fit {where}, not even in part; its first names are {names}."
+        return f"{weights.path} does not fit {where}, not even in part; its first names are {names}.{elsewhere}"
     best = candidates[0]
-    elsewhere = "" if family is None else suggestion(weights.state, family, "")
-    return (
-        f"{weights.path} does not fit {where}; nearest is {best}: {listing(best.fit.problems(), 2)}.{elsewhere} Say "
-        f"--family {best.family} --variant {best.variant} to see every key."
-    )
+    text = f"{weights.path} does not fit {where}; nearest is {best}: {listing(best.fit.problems(), 2)}."
+    return text + (elsewhere or f" Say --family {best.family} --variant {best.variant} to see every key.")
 
 
 def _fill(

@@ -15,6 +15,7 @@ from carpus.models.published.reader import PublishedWeights
 __all__ = ["make_report", "report_lines"]
 
 _WIDTH = 110
+_FEW = 10
 _SAID = (
     ("constants", "compared, and equal"),
     ("not_taken", "known, not taken"),
@@ -29,7 +30,11 @@ _WRONG = (
 
 
 def make_report(
-    weights: PublishedWeights, fit: Fit, network: Mapping[str, Any], source: Mapping[str, Any]
+    weights: PublishedWeights,
+    fit: Fit,
+    network: Mapping[str, Any],
+    source: Mapping[str, Any],
+    fits_instead: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The report as JSON values.
 
@@ -38,6 +43,7 @@ def make_report(
         fit: how it fits.
         network: family, variant and more of the network that it was held against.
         source: file, sha256 and more of the file.
+        fits_instead: variants that the weights fit completely, when this is none of them.
     """
     lists: dict[str, Any] = {
         "used": list(fit.copied),
@@ -54,6 +60,7 @@ def make_report(
         "format": "carpus.import-report",
         "version": 1,
         "complete": fit.complete,
+        "fits_instead": list(fits_instead),
         "source": dict(source),
         "network": dict(network),
         "counts": {"in_file": len(weights.state), **{kind: len(entries) for kind, entries in lists.items()}},
@@ -63,7 +70,7 @@ def make_report(
 
 
 def report_lines(report: Mapping[str, Any], *, every_key: bool = False) -> list[str]:
-    """A report for the terminal; what does not match is listed in full.
+    """A report for the terminal; what does not match is listed in full, unless all of it fits another variant.
 
     Args:
         report: see `make_report`.
@@ -87,7 +94,10 @@ def report_lines(report: Mapping[str, Any], *, every_key: bool = False) -> list[
     for kind, title in _WRONG:
         if counts[kind]:
             lines.append(f"{title}: {counts[kind]}")
-            lines += [f"    {name if isinstance(name, str) else ' '.join(name.values())}" for name in report[kind]]
+            shown = report[kind][:_FEW] if report["fits_instead"] and not every_key else report[kind]
+            lines += [f"    {name if isinstance(name, str) else ' '.join(name.values())}" for name in shown]
+            if len(shown) < counts[kind]:
+                lines.append(f"    and {counts[kind] - len(shown)} more, which --every-key lists")
     if report["complete"]:
         lines.append("missing 0, left over 0, of another shape 0")
     return lines
