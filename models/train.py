@@ -195,6 +195,8 @@ def _assemble(
     model = _model(config, data.categories, listener if resumed is None else None)
     full, multiple = model.config.input_size, family.multiple(model)
     family.check_sizes(model, training_sizes(config.recipe, full, multiple))
+    criterion: Any = build_criterion(config.family, config.variant, len(data.categories))
+    family.apply(model, criterion, config.recipe)
     store = ImageStore(data, short_side=round(config.cache_scale * min(full)) or None, budget_gb=config.cache_gb)
     store.fill()
     plan = BatchPlan(
@@ -205,8 +207,6 @@ def _assemble(
         world_size=fabric.world_size,
     )
     preprocess = family.preprocess(model)
-    criterion: Any = build_criterion(config.family, config.variant, len(data.categories))
-    family.apply(model, criterion, config.recipe)
     loss = DetectionLoss(
         model,
         criterion,
