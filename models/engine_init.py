@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +18,15 @@ from carpus.models.published.fit import UnfitError
 from carpus.models.published.folder import ImportedWeights, find_config, read_imported
 from carpus.models.published.identify import fits_instead, suggestion
 from carpus.models.published.reader import read_published
+from carpus.models.published.rules import Rules
 from carpus.runtime.errors import DataError
 
-__all__ = ["fill_from", "initialise"]
+__all__ = ["adapt_to", "fill_from", "initialise"]
 
-logger = logging.getLogger(__name__)
+
+def adapt_to(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Gives a model what its configuration does not say and the weights that it is about to get do."""
+    _rules(model).adapt(model, state)
 
 
 def initialise(model: nn.Module, family: str, path: Path, categories: CategoryMap) -> str:
@@ -75,18 +78,18 @@ def fill_from(
         path: named in errors.
 
     Returns:
-        The classes known to both; none when the class branch has another width for another number of classes, as in
-        the smallest sizes of the YOLO families, and starts anew.
+        The classes known to both.
 
     Raises:
         DataError: entries missing or of another shape.
     """
+    rules = _rules(model)
+    rules.adapt(model, state)
     own = model.state_dict()
-    rules = next(entry.published for entry in FAMILIES.values() if entry.published.count_classes(own) is not None)
     shared = [name for name in names if name in source_names]
     rows = torch.tensor([names.index(name) for name in shared], dtype=torch.int64)
     source_rows = torch.tensor([source_names.index(name) for name in shared], dtype=torch.int64)
-    problems, renewed = [], []
+    problems = []
     for name, target in own.items():
         source = state.get(name)
         known = rules.find(name)
@@ -100,21 +103,18 @@ def fill_from(
                 target[len(names) :] = source[len(source_names) :].to(target)
         elif source.shape == target.shape:
             target.copy_(source)
-        elif rules.of_other_classes(name, source, target):
-            renewed.append(name)
         else:
             problems.append(f"{name} has shape {tuple(source.shape)} instead of {tuple(target.shape)}")
     if problems:
         listing = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise DataError(f"{path} does not fit the model: {listing}. Choose the variant that it was trained as.")
-    if renewed:
-        logger.info(
-            "%s: with another number of classes its class branch has another width; %d entries of it start anew",
-            path,
-            len(renewed),
-        )
-        return []
     return shared
+
+
+def _rules(model: nn.Module) -> Rules:
+    """The rules of the model's family, which its classification head tells."""
+    own = model.state_dict()
+    return next(entry.published for entry in FAMILIES.values() if entry.published.count_classes(own) is not None)
 
 
 def _fits(source: Tensor, target: Tensor, names: tuple[str, ...]) -> bool:

@@ -28,8 +28,8 @@ def check_torch_file(path: Path) -> None:
         start = file.read(2)
     if start[:1] != b"\x80" and start != b"PK":
         raise DataError(
-            f"Checkpoint {path} is no file of torch.save and no .safetensors; it starts with {start!r}. Give a "
-            "training's best.pt or published weights."
+            f"Checkpoint {path} cannot be read: it is no file of torch.save and no .safetensors, but starts "
+            f"with {start!r}. Give a training's best.pt or published weights."
         )
     if start != b"PK":
         return

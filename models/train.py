@@ -33,7 +33,7 @@ from carpus.models.engine_checkpoint import load_checkpoint
 from carpus.models.engine_events import LogListener, TrainListener
 from carpus.models.engine_fit import fit_recipe, training_sizes
 from carpus.models.engine_history import open_event_writer
-from carpus.models.engine_init import initialise
+from carpus.models.engine_init import adapt_to, initialise
 from carpus.models.engine_interrupt import InterruptGuard
 from carpus.models.engine_optimizer import make_optimizer
 from carpus.models.engine_parts import EngineParts, Progress
@@ -192,7 +192,7 @@ def _assemble(
 ) -> Engine:
     family = lookup("model family", config.family, TRAIN_FAMILIES)
     family.check(config.family, config.recipe)
-    model = _model(config, data.categories, listener if resumed is None else None)
+    model = _model(config, data.categories, listener, resumed)
     full, multiple = model.config.input_size, family.multiple(model)
     family.check_sizes(model, training_sizes(config.recipe, full, multiple))
     criterion: Any = build_criterion(config.family, config.variant, len(data.categories))
@@ -273,12 +273,16 @@ def _assemble(
     return Engine(parts, progress, running, clock)
 
 
-def _model(config: TrainConfig, categories: CategoryMap, listener: TrainListener | None) -> Any:
-    """The detector with its starting weights; without a listener it is about to be filled from a checkpoint."""
+def _model(
+    config: TrainConfig, categories: CategoryMap, listener: TrainListener, resumed: Mapping[str, Any] | None
+) -> Any:
+    """The detector with its starting weights, or ready for those of the checkpoint that training resumes from."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model: Any = build_model(config.family, config.variant, len(categories), config.input_size)
-    if config.init is not None and listener is not None:
-        listener.on_message(initialise(model, config.family, config.init, categories))
+        if resumed is not None:
+            adapt_to(model, resumed["model"])
+        elif config.init is not None:
+            listener.on_message(initialise(model, config.family, config.init, categories))
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(memory_format=memory_format)

@@ -135,7 +135,7 @@ def _spoil_type(path: Path) -> None:
         (
             "text.pth",
             lambda p: p.write_text("no"),
-            "is no file of torch.save and no .safetensors; it starts with b'no'",
+            "is no file of torch.save and no .safetensors, but starts with b'no'",
         ),
         ("picture.pth", lambda p: p.write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF"), "is no file of torch.save and no"),
         ("evil.pth", lambda p: torch.save({"model": Evil()}, p), "would run code .* it calls __builtin__.print"),

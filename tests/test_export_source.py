@@ -92,7 +92,7 @@ GIVEN = {"family": "deimv2", "variant": "atto"}
         (
             lambda path: path.write_text("hello"),
             GIVEN,
-            r"x.pt is no file of torch.save and no .safetensors; it starts with b'he'",
+            r"x.pt cannot be read: it is no file of torch.save and no .safetensors, but starts with b'he'",
         ),
         (
             write([1, 2]),

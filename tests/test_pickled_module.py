@@ -112,7 +112,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     for name, message in (
         ("none.pt", "does not exist"),
         ("cut.pt", "is cut off; copy it again"),
-        ("text.pt", "is no file of torch.save and no .safetensors; it starts with b'he'"),
+        ("text.pt", "is no file of torch.save and no .safetensors, but starts with b'he'"),
         ("old.pt", "is no file that torch.save wrote, or is damaged"),
     ):
         with pytest.raises(DataError, match=message) as caught:

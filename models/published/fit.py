@@ -149,7 +149,7 @@ def fill(
     Names that share a tensor (one box head for all layers) may be given once.
 
     Args:
-        model: network to fill; untouched when an error is raised.
+        model: network to fill; its weights stay as they were when an error is raised.
         state: weights by name, of any floating type.
         rules: of the family.
         source: named in errors.
@@ -158,6 +158,7 @@ def fill(
     Raises:
         UnfitError: anything unmatched; all kinds are listed.
     """
+    rules.adapt(model, state)
     own = model.state_dict(keep_vars=True)
     fit = compare(own, state, rules, other_classes=other_classes)
     if not fit.complete:

@@ -78,6 +78,7 @@ def _candidate(state: Mapping[str, Tensor], family: str, variant: str) -> Candid
     # Without numbers a network is built in a moment, whatever its size.
     with torch.device("meta"):
         model = build_model(family, variant, count or 1)
+        rules.adapt(model, state)
     if not transformer:
         return Candidate(family, variant, count or 0, compare(model.state_dict(keep_vars=True), state, rules))
     try:

@@ -154,6 +154,7 @@ def _fill(
         if fit.complete:
             load_transformer(model, weights.state, source)
         return fit, find_transformer(model, source).state_dict()
+    rules.adapt(model, weights.state)
     fit = compare(model.state_dict(keep_vars=True), weights.state, rules)
     if fit.complete:
         fill(model, weights.state, rules, source)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -35,6 +35,10 @@ COUNTERS = Known(r".*\.num_batches_tracked", "optional", "counts batches for nor
 """In the files of every family."""
 
 
+def _as_it_is(model: Any, state: Mapping[str, Tensor]) -> None:
+    """The configuration says all."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """How the published files of a family are read.
@@ -44,7 +48,7 @@ class Rules:
         known: entries with a meaning of their own; the first that matches counts.
         class_head: expression for the name of one weight with exactly a row a class.
         class_rows: expression for the names of all entries whose first dimension is a row a class.
-        class_sized: expression for further entries whose sizes follow from the number of classes.
+        adapt: (network, weights by name) -> gives the network what its configuration does not say and the weights do.
         hint: what to look at when a file does not fit.
     """
 
@@ -52,7 +56,7 @@ class Rules:
     known: tuple[Known, ...]
     class_head: str
     class_rows: str
-    class_sized: str = r"(?!)"
+    adapt: Callable[[Any, Mapping[str, Tensor]], None] = _as_it_is
     hint: str = "Choose the variant and the number of classes that it was trained with."
 
     def find(self, name: str) -> Known | None:
@@ -66,6 +70,5 @@ class Rules:
 
     def of_other_classes(self, name: str, given: Tensor, target: Tensor) -> bool:
         """Whether two shapes of an entry may differ because the numbers of classes do."""
-        if re.fullmatch(self.class_rows, name):
-            return given.ndim == target.ndim and given.shape[1:] == target.shape[1:]
-        return bool(re.fullmatch(self.class_sized, name)) and given.ndim == target.ndim
+        same_rows = given.ndim == target.ndim and given.shape[1:] == target.shape[1:]
+        return bool(re.fullmatch(self.class_rows, name)) and same_rows

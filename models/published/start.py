@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,7 @@ def describe_start(model: Any, weights: PublishedWeights, fit: Fit, rules: Rules
     taken = f"published {averaged} under {weights.layout}; {len(fit.copied)} entries kept"
     if not fit.renewed:
         return f"{taken}, the classification rows among them"
-    rows = [name for name in fit.renewed if re.fullmatch(rules.class_rows, name)]
-    line = (
+    return (
         f"{taken}, for {model.config.num_classes} classes instead of {rules.count_classes(weights.state)} the "
-        f"classification rows start anew: {len(rows)} entries"
+        f"classification rows start anew: {len(fit.renewed)} entries"
     )
-    sized = len(fit.renewed) - len(rows)
-    return f"{line}, and {sized} of the class branch whose width follows from the number of classes" if sized else line

@@ -17,6 +17,7 @@ from carpus.runtime.errors import DataError
 
 __all__ = ["STRIDES", "Detect", "DistributionExpectation", "anchor_points", "flatten_levels"]
 
+_WIDEST_CLASS_BRANCH = 100  # channels, in published configurations
 STRIDES = (8, 16, 32)
 """Strides [px] of the head's levels, fine to coarse."""
 
@@ -106,21 +107,49 @@ class Detect(nn.Module):
         self.num_classes = num_classes
         self.reg_max = reg_max
         self.strides = tuple(strides)
+        self.in_channels = tuple(in_channels)
+        self.depthwise_class_branch = depthwise_class_branch
         box_width = max(16, in_channels[0] // 4, 4 * reg_max)
-        class_width = max(in_channels[0], min(num_classes, 100))
         self.cv2 = nn.ModuleList(_branch(c, box_width, 4 * reg_max) for c in in_channels)
-        branch = _depthwise_branch if depthwise_class_branch else _branch
-        self.cv3 = nn.ModuleList(branch(c, class_width, num_classes) for c in in_channels)
+        self.cv3 = self._class_branches(max(in_channels[0], min(num_classes, _WIDEST_CLASS_BRANCH)))
         if reg_max > 1:
             self.dfl = DistributionExpectation(reg_max)
         self.reset_biases()
 
     def reset_biases(self) -> None:
         """Box logits start at 1; class probabilities start as if 5 objects lay in a 640 px image."""
-        for box, classes, stride in zip(self.cv2, self.cv3, self.strides, strict=True):
+        for box in self.cv2:
             nn.init.constant_(box[-1].bias, 1.0)  # type: ignore[index]
+        self._reset_class_biases()
+
+    def _reset_class_biases(self) -> None:
+        for classes, stride in zip(self.cv3, self.strides, strict=True):
             prior = math.log(5 / self.num_classes / (640 / stride) ** 2)
             nn.init.constant_(classes[-1].bias, prior)  # type: ignore[index]
+
+    @property
+    def class_width(self) -> int:
+        """Inner channels of the class branches."""
+        return int(self.cv3[0][-1].in_channels)  # type: ignore[index]
+
+    def set_class_width(self, width: int) -> None:
+        """Make the class branches anew with another width, as a head for another number of classes has it.
+
+        Their width follows from the number of classes, at most from 100 of them, and from the finest level. A head
+        that goes on from weights for more or fewer classes has to keep the width of those.
+
+        Raises:
+            DataError: a width that no number of classes gives.
+        """
+        least = self.in_channels[0]
+        if width != least and not least < width <= _WIDEST_CLASS_BRANCH:
+            raise DataError(f"the class branch has {least} to {_WIDEST_CLASS_BRANCH} channels here, got {width}")
+        self.cv3 = self._class_branches(width).to(self.cv3[0][-1].weight.device)  # type: ignore[index]
+        self._reset_class_biases()
+
+    def _class_branches(self, width: int) -> nn.ModuleList:
+        branch = _depthwise_branch if self.depthwise_class_branch else _branch
+        return nn.ModuleList(branch(c, width, self.num_classes) for c in self.in_channels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Raw level maps.
