@@ -117,7 +117,7 @@ def compare(
             copied.append(name)
             if given.is_complex():
                 contradictions.append((name, "has complex values"))
-            elif not (target.is_meta or torch.isfinite(given).all()):
+            elif not (target.is_meta or given.is_meta or torch.isfinite(given).all()):
                 contradictions.append((name, "has values that are not finite"))
     contradictions += _differing_copies(sharing.values(), state, set(copied))
     left_over = []
@@ -184,7 +184,7 @@ def _constant_difference(given: Tensor, target: Tensor) -> str:
     """What is wrong with a constant; empty when it is the network's, up to the rounding of its own type."""
     if given.numel() != target.numel():
         return f"has {given.numel()} values, expected {target.numel()}"
-    if target.is_meta:
+    if target.is_meta or given.is_meta:
         return ""
     tolerance = max(1e-6, torch.finfo(given.dtype).eps) if given.is_floating_point() else 1e-6
     values, expected = given.flatten().double(), target.detach().flatten().double()
@@ -198,7 +198,7 @@ def _differing_copies(groups: Any, state: Mapping[str, Tensor], copied: set[str]
     for names in groups:
         first, *others = [name for name in names if name in copied] or [""]
         for name in others:
-            if not torch.equal(state[name], state[first]):
+            if not (state[name].is_meta or torch.equal(state[name], state[first])):
                 yield name, f"differs from {first}, which is the same tensor"
 
 

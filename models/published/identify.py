@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from carpus.models.build import FAMILIES, build_model
 from carpus.models.deimv2.backbone_checkpoint import compare_transformer, is_transformer_only
@@ -75,9 +76,8 @@ def _candidate(state: Mapping[str, Tensor], family: str, variant: str) -> Candid
     transformer = family == "deimv2" and is_transformer_only(state)
     if count is None and not transformer:
         return None
-    # Without numbers a network is built in a moment, whatever its size.
+    model = _shapes(family, variant, count or 1)
     with torch.device("meta"):
-        model = build_model(family, variant, count or 1)
         rules.adapt(model, state)
     if not transformer:
         return Candidate(family, variant, count or 0, compare(model.state_dict(keep_vars=True), state, rules))
@@ -85,3 +85,10 @@ def _candidate(state: Mapping[str, Tensor], family: str, variant: str) -> Candid
         return Candidate(family, variant, 0, compare_transformer(model, state, "the file").fit)
     except DataError:
         return None  # this variant has no transformer
+
+
+@functools.lru_cache(maxsize=256)
+def _shapes(family: str, variant: str, num_classes: int) -> nn.Module:
+    """A network without numbers, which is built in a moment, whatever its size."""
+    with torch.device("meta"):
+        return build_model(family, variant, num_classes)
