@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from carpus.runtime.errors import CarpusError
+from carpus.runtime.names import unknown
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -44,7 +45,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command("carpus.cli.evaluate", "Evaluate", "COCO AP of a bundle on a dataset", "train"),
     "train": Command("carpus.cli.train", "Train", "train or fine-tune a detector on COCO data", "train", True),
     "models": Command(
-        "carpus.cli.models", "Models", "parameters and GFLOPs of every variant, beside the paper's", "train"
+        "carpus.cli.models", "Models", "families and variants: cost, published figures, licence, support", "train"
     ),
     "sim dataset": Command("carpus.cli.sim", "SimDataset", "render a labelled tabletop dataset", "sim", True),
     "sim preview": Command("carpus.cli.sim", "SimPreview", "contact sheet of rendered scenes with their boxes", "sim"),
@@ -127,7 +128,7 @@ def _unknown(args: list[str]) -> str:
     group = [name for name in COMMANDS if name.startswith(args[0] + " ")]
     if group:
         return f"'{args[0]}' needs one of: {', '.join(name.split(' ', 1)[1] for name in group)}"
-    return f"no command '{args[0]}'; the commands are: {', '.join(COMMANDS)}"
+    return unknown("command", args[0], COMMANDS)
 
 
 def _overview() -> str:

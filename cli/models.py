@@ -1,67 +1,60 @@
-"""`carpus models`: what every variant costs, counted here and as published."""
+"""`carpus models`: what every variant costs, counted here and as published, and what can be done with it."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-
-from carpus.models.summary import ModelRow, model_table
+from rich.console import Console
+from rich.progress import track
 
 __all__ = ["Models"]
 
 
 @dataclass(frozen=True)
 class Models:
-    """Print parameters and GFLOPs of every variant beside the published figures.
+    """List the detector families: parameters and GFLOPs of every variant beside the published figures, and support.
 
-    GFLOPs are 2 x multiply-accumulates for one image of the variant's own size, as the authors count them.
+    Counting looks at shapes and runs no arithmetic. GFLOPs are those of one image of the variant's own size, with a
+    multiply-accumulate as two operations. Each difference of more than 2 % from a published figure is explained. One
+    family: `carpus models lw_detr`; one variant in detail: `carpus models lw_detr tiny`.
     """
 
-    family: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Families to show; all by default."""
+    family: Annotated[str | None, tyro.conf.Positional] = None
+    """Family to show; all by default."""
+    variant: Annotated[str | None, tyro.conf.Positional] = None
+    """Variant to show in detail."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
         """Do it; returns the exit code."""
-        rows = model_table(self.family or None)
+        # Here, because they bring torch, which --help and a wrong option need not wait for.
+        from carpus.cli.models_text import detail_text, row_values, table_text
+        from carpus.export.support import support_of
+        from carpus.models.summary import model_row, variants_of
+
+        names = variants_of(self.family, self.variant)
+        rows = [model_row(family, variant) for family, variant in _progress(names)]
+        support = {name: support_of(*name) for name in names}
+        columns = shutil.get_terminal_size((100, 24)).columns
         if self.json:
-            sys.stdout.write(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+            values = [row_values(row, support[row.family, row.variant]) for row in rows]
+            sys.stdout.write(json.dumps(values, indent=1) + "\n")
+        elif self.variant is not None:
+            sys.stdout.write(detail_text(rows[0], support[names[0]], columns))
         else:
-            sys.stdout.write(_table(rows))
+            sys.stdout.write(table_text(rows, support, columns))
         return 0
 
 
-def _table(rows: list[ModelRow]) -> str:
-    """The rows as text that fits 80 columns."""
-    lines = [
-        "                         parameters                      GFLOPs      COCO AP",
-        "model         input      trained   deployed  exported  paper   here  paper  paper",
-    ]
-    for row in rows:
-        published = row.published
-        params, gflops, ap = (
-            ("-", "-", "-")
-            if published is None
-            else (f"{published.params_m:.1f}M", f"{published.gflops:.1f}", f"{published.ap:.1f}")
-        )
-        lines.append(
-            f"{row.family + ' ' + row.variant:<13} {f'{row.input_size[1]}x{row.input_size[0]}':<8} "
-            f"{row.trainable_params:>9,} {row.deploy_params:>10,} {row.fused_params:>9,} {params:>6} "
-            f"{row.gflops:>6.2f} {gflops:>6} {ap:>6}"
-        )
-    lines.append(
-        "deployed: the form and count of the authors; exported: every norm folded, training-only parts dropped"
-    )
-    unseen = [f"{row.variant} {row.attention_gflops:.1f}" for row in rows if row.attention_gflops]
-    if unseen:
-        lines += [
-            "GFLOPs leave out, as the authors' counter does, products between the tokens of",
-            f"transformer backbones: {', '.join(unseen)}",
-        ]
-    return "\n".join(lines) + "\n"
+def _progress(names: list[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """The names one by one, with a bar on a terminal."""
+    if not sys.stderr.isatty():
+        return names
+    return track(names, "counting", console=Console(stderr=True), transient=True)

@@ -2,133 +2,228 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
-import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from carpus.models.build import FAMILIES, build_model
-from carpus.models.deimv2.config import DEIMv2Config, ViTConfig
-from carpus.models.deimv2.deploy import deploy
-from carpus.models.deimv2.model import DEIMv2
-from carpus.runtime.errors import DataError
+from carpus.models.build import FAMILIES, build_model, find_family
+from carpus.models.counting import Count, count, shapes_only
+from carpus.models.deimv2.deploy import deploy as deploy_deimv2
+from carpus.models.figures import FAMILY_FACTS, NOTES, PUBLISHED, Published, licence_of
+from carpus.models.lw_detr.deploy import deploy as deploy_lw_detr
+from carpus.models.yolo.blocks import fuse_convs
+from carpus.runtime.names import lookup
 
-__all__ = ["PUBLISHED", "ModelRow", "PublishedFigures", "attention_gflops", "count_gflops", "model_table"]
+__all__ = ["TOLERANCE", "Difference", "ModelRow", "model_row", "model_table", "variants_of"]
+
+TOLERANCE = 0.02
+"""Differences beyond this share of the published figure are explained."""
 
 
 @dataclass(frozen=True)
-class PublishedFigures:
-    """What the authors state.
+class Difference:
+    """A figure counted here against a published one.
 
     Attributes:
-        params_m: parameters in millions.
-        gflops: 2 x multiply-accumulates in 1e9 for one image of the variant's own size.
-        ap: box AP on COCO val2017 [%].
-        latency_ms: latency [ms] as printed by the authors.
+        here: counted here.
+        published: as printed, in the same unit.
+        digits: decimals that were printed.
+        note: key of ``carpus.models.figures.NOTES`` that explains a large difference.
     """
 
-    params_m: float
-    gflops: float
-    ap: float
-    latency_ms: float
+    here: float
+    published: float
+    digits: int
+    note: str | None
 
+    @property
+    def relative(self) -> float:
+        """(here - published) / published; 0 when the figure here, rounded as the published one, is the same."""
+        if round(self.here, self.digits) == round(self.published, self.digits):
+            return 0.0
+        return self.here / self.published - 1.0
 
-PUBLISHED: dict[tuple[str, str], PublishedFigures] = {
-    ("deimv2", "atto"): PublishedFigures(0.5, 0.8, 23.8, 1.10),
-    ("deimv2", "femto"): PublishedFigures(1.0, 1.7, 31.0, 1.45),
-    ("deimv2", "pico"): PublishedFigures(1.5, 5.2, 38.5, 2.13),
-    ("deimv2", "n"): PublishedFigures(3.6, 6.8, 43.0, 2.32),
-    ("deimv2", "s"): PublishedFigures(9.7, 25.6, 50.9, 5.78),
-    ("deimv2", "m"): PublishedFigures(18.1, 52.2, 53.0, 8.80),
-    ("deimv2", "l"): PublishedFigures(32.2, 96.7, 56.0, 10.47),
-    ("deimv2", "x"): PublishedFigures(50.3, 151.6, 57.8, 13.75),
-}
-"""Published figures by (family, variant). DEIMv2: model zoo of its repository, at commit 0fff8d4."""
-
-COUNTED_FAMILIES = ("deimv2",)
-"""Families whose parameters and arithmetic the table counts."""
+    @property
+    def explained_by(self) -> str | None:
+        """Key of the note that explains a difference beyond ``TOLERANCE``; None for smaller ones."""
+        return self.note if abs(self.relative) > TOLERANCE else None
 
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One variant, counted at COCO's 80 classes.
+    """One variant, counted with the classes of its published weights.
 
     Attributes:
         family, variant: what it is.
         input_size: (height, width) [px].
-        trainable_params: parameters that training updates.
-        deploy_params: parameters of the deployed form as the authors count it.
-        fused_params: parameters of the form that this project exports.
-        gflops: 2 x multiply-accumulates in 1e9 of convolutions and matrix products, deployed form, one image, as the
-            authors count it: without ``attention_gflops``.
-        attention_gflops: the same of the products between tokens in a transformer backbone. The authors' counter does
-            not see them, because they happen inside one fused operation.
+        num_classes: object classes.
+        params_training: parameters that training updates.
+        params_inference: parameters of the form that the authors deploy: training's own parts dropped, and norms folded
+            into convolutions where the authors fold them.
+        count: operations of one image in that form, in 1e9.
+        alike: operations in 1e9 as the authors count them, a multiply-accumulate as two; None where nothing is
+            published.
         published: the authors' figures, or None.
+        licence: licence of the published weights, or None where there are none.
     """
 
     family: str
     variant: str
     input_size: tuple[int, int]
-    trainable_params: int
-    deploy_params: int
-    fused_params: int
-    gflops: float
-    published: PublishedFigures | None
-    attention_gflops: float = 0.0
+    num_classes: int
+    params_training: int
+    params_inference: int
+    count: Count
+    alike: float | None
+    published: Published | None
+    licence: str | None
+
+    @property
+    def published_gflops(self) -> float | None:
+        """The authors' figure, with a multiply-accumulate as two operations."""
+        return None if self.published is None else self.published.gflops * 2 / self._facts.mac_operations
+
+    @property
+    def params_difference(self) -> Difference | None:
+        """Parameters against the published ones [1e6], of the form that the authors count."""
+        if self.published is None:
+            return None
+        counted = self.params_training if self._facts.counted_form == "training" else self.params_inference
+        return Difference(
+            counted / 1e6, self.published.params_m, _digits(self.published.params_m), self.published.params_note
+        )
+
+    @property
+    def gflops_difference(self) -> Difference | None:
+        """Layers and products against the published figure."""
+        return self._against_published(self.count.gflops)
+
+    @property
+    def alike_difference(self) -> Difference | None:
+        """What is counted as the authors count it against the published figure."""
+        return None if self.alike is None else self._against_published(self.alike)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Keys of the notes that this row needs."""
+        found = [d.explained_by for d in (self.params_difference, self.gflops_difference) if d is not None]
+        return tuple(note for note in dict.fromkeys(found) if note is not None)
+
+    @property
+    def _facts(self) -> Any:
+        return FAMILY_FACTS[self.family]
+
+    def _against_published(self, here: float) -> Difference | None:
+        if self.published is None:
+            return None
+        share = self._facts.mac_operations / 2
+        gflops = self.published.gflops
+        return Difference(here * share, gflops, _digits(gflops), self.published.gflops_note)
 
 
-def count_gflops(model: nn.Module, input_size: tuple[int, int]) -> float:
-    """2 x multiply-accumulates in 1e9 of one image's forward pass, by torch's flop counter.
+@dataclass(frozen=True)
+class _Counting:
+    """How a family is counted.
 
-    Args:
-        model: in eval mode.
-        input_size: (height, width) [px].
+    Attributes:
+        inference: network in eval mode -> the form that the authors deploy; the network may change.
+        alike: (network, its count) -> operations as the authors count them [1e9], a multiply-accumulate as two.
     """
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        model(torch.zeros(1, 3, *input_size))
-    return counter.get_total_flops() / 1e9
+
+    inference: Callable[[Any], nn.Module]
+    alike: Callable[[Any, Count], float]
 
 
-def attention_gflops(config: DEIMv2Config) -> float:
-    """2 x multiply-accumulates in 1e9 of q k^T and softmax(.) v in all blocks of a transformer backbone, one image."""
-    vit = config.backbone
-    if not isinstance(vit, ViTConfig):
-        return 0.0
-    height, width = config.input_size
-    tokens = height // vit.patch_size * (width // vit.patch_size) + 1 + vit.storage_tokens
-    return 4 * tokens**2 * vit.dim * vit.depth / 1e9
+def _fused(model: nn.Module) -> nn.Module:
+    fuse_convs(model)
+    return model
 
 
-def model_table(families: Iterable[str] | None = None) -> list[ModelRow]:
-    """A row for every variant of the given families (all whose figures are counted when None).
+def _alike_lw_detr(model: Any, counted: Count) -> float:
+    """Softmax and norms cost five operations a number; transposed convolutions twice; the box head is everywhere."""
+    config = model.config
+    dim, (height, width) = config.decoder.hidden_dim, config.input_size
+    positions = sum((height // s) * (width // s) for s in ({"P3": 8, "P4": 16, "P5": 32}[k] for k in config.levels))
+    head = 2 * (positions - config.decoder.num_queries) * (2 * dim**2 + 4 * dim) / 1e9
+    # the authors count a multiply-accumulate once, beside operations of other kinds
+    return counted.gflops + counted.transposed + head + 2 * 5 * (counted.softmax + counted.norms)
+
+
+def _alike_yolo(model: Any, counted: Count) -> float:
+    """Layers, and norms with eight operations a number; routers on maps that were not pooled first."""
+    return counted.layers + 15 * counted.router + 8 * counted.norms
+
+
+_COUNTING: Mapping[str, _Counting] = MappingProxyType(
+    {
+        "deimv2": _Counting(lambda m: deploy_deimv2(m, fuse="official"), lambda model, counted: counted.layers),
+        "lw_detr": _Counting(lambda m: deploy_lw_detr(m, fuse=False), _alike_lw_detr),
+        "yolo_master": _Counting(_fused, _alike_yolo),
+        "mamba_yolo": _Counting(_fused, _alike_yolo),
+    }
+)
+
+
+def variants_of(family: str | None = None, variant: str | None = None) -> list[tuple[str, str]]:
+    """(family, variant) of all networks, of a family, or of one that is named.
 
     Raises:
-        DataError: unknown family.
+        DataError: unknown names; the message suggests the nearest.
     """
-    rows = []
-    for family in COUNTED_FAMILIES if families is None else families:
-        if family not in FAMILIES:
-            raise DataError(f"unknown model family {family!r}; known families: {', '.join(FAMILIES)}")
-        rows += [_row(family, variant) for variant in FAMILIES[family].variants]
-    return rows
+    if family is None:
+        return [(name, each) for name, entry in FAMILIES.items() for each in entry.variants]
+    if variant is None:
+        return [(family, each) for each in lookup("model family", family, FAMILIES).variants]
+    find_family(family, variant)
+    return [(family, variant)]
 
 
-def _row(family: str, variant: str) -> ModelRow:
-    model = build_model(family, variant, 80)
-    if not isinstance(model, DEIMv2):
-        raise DataError(f"no figures are counted for family {family!r}")
-    official, fused = deploy(model, fuse="official"), deploy(model)
-    size, unseen = model.config.input_size, attention_gflops(model.config)
+def model_table(family: str | None = None) -> Iterator[ModelRow]:
+    """A row for every variant of a family, or of all, as they are counted."""
+    return (model_row(*names) for names in variants_of(family))
+
+
+def model_row(family: str, variant: str) -> ModelRow:
+    """Count a variant.
+
+    Raises:
+        DataError: unknown names.
+    """
+    find_family(family, variant)
+    how = _COUNTING[family]
+    with shapes_only():
+        model: Any = build_model(family, variant, _classes(family)).eval()
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        inference = how.inference(model)
+    config = model.config
+    counted = count(inference, config.input_size)
+    published = PUBLISHED.get((family, variant))
     return ModelRow(
         family=family,
         variant=variant,
-        input_size=size,
-        trainable_params=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        deploy_params=sum(p.numel() for p in official.parameters()),
-        fused_params=sum(p.numel() for p in fused.parameters()),
-        gflops=count_gflops(official, size) - unseen,
-        published=PUBLISHED.get((family, variant)),
-        attention_gflops=unseen,
+        input_size=config.input_size,
+        num_classes=config.num_classes,
+        params_training=trained,
+        params_inference=sum(p.numel() for p in inference.parameters()),
+        count=counted,
+        alike=None if published is None else how.alike(model, counted),
+        published=published,
+        licence=licence_of(family, variant),
     )
+
+
+def _classes(family: str) -> int:
+    """COCO's classes; LW-DETR has a logit for each of its category ids 0..90."""
+    return 91 if family == "lw_detr" else 80
+
+
+def _digits(figure: float) -> int:
+    return len(repr(figure).partition(".")[2])
+
+
+def notes_of(rows: list[ModelRow]) -> dict[str, str]:
+    """The notes that some rows need, by key, in the order of the rows."""
+    return {key: NOTES[key] for row in rows for key in row.notes}

@@ -33,7 +33,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["detekt"], "no command 'detekt'; the commands are: detect"),
+        (["detekt"], "unknown command 'detekt' (did you mean 'detect'?); known commands: detect"),
         (["sim"], "'sim' needs one of: dataset, preview"),
         (["sim", "datasets"], "'sim' needs one of: dataset, preview"),
     ],
