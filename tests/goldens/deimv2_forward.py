@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,12 @@ from carpus.models.deimv2.model import DEIMv2
 from carpus.models.deimv2.rope import RotaryEmbedding
 from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder, compare_stored, input_array
+from tests.goldens.recorder import Recorder
 from tests.goldens.weights import fill_model
 
 __all__ = [
     "ALTERNATIVE",
     "TOLERANCE_FACTOR",
-    "Recorder",
     "check_alternative",
     "check_forward",
     "check_schema",
@@ -52,48 +52,24 @@ _MODULES = (
 _ROPE_OUTPUTS = {"vit.rope_sin": 0, "vit.rope_cos": 1}
 
 
-class Recorder:
-    """Collects intermediate tensors by the names the reference data uses: hooks on modules, and the model's record.
+def _paths(model: DEIMv2, names: Iterable[str]) -> dict[str, str]:
+    """Modules by the names of the reference data; names of what the model records itself lead to none."""
+    modules = dict(model.named_modules())
+    paths = {}
+    for name in names:
+        path = next((pattern.sub(path, name) for pattern, path in _MODULES if pattern.fullmatch(name)), name)
+        nested = path.replace("backbone.dinov3.", "backbone.dinov3._model.")
+        paths[name] = nested if nested in modules else path
+    return paths
 
-    Args:
-        model: the model that will run.
-        names: names that are wanted.
-    """
 
-    def __init__(self, model: DEIMv2, names: list[str]) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        modules = dict(model.named_modules())
-        self._handles = []
-        for name in names:
-            path = name
-            for pattern, replacement in _MODULES:
-                if pattern.fullmatch(name):
-                    path = pattern.sub(replacement, name)
-            if path not in modules:
-                path = path.replace("backbone.dinov3.", "backbone.dinov3._model.")
-            if path in modules:
-                index = int(name.rsplit(".", 1)[1]) if ".out." in name else _ROPE_OUTPUTS.get(name)
-                self._handles.append(modules[path].register_forward_hook(self._hook(name, index)))
-
-    def _hook(self, name: str, index: int | None):  # type: ignore[no-untyped-def]
-        def hook(module: torch.nn.Module, args: object, output: object) -> None:
-            tensor = output if index is None else output[index]  # type: ignore[index]
-            if isinstance(tensor, torch.Tensor) and isinstance(module, RotaryEmbedding):
-                # the stored tables leave out the tokens ahead of the patches
-                self(name, tensor[module.prefix_tokens :])
-            elif isinstance(tensor, torch.Tensor):
-                self(name, tensor)
-
-        return hook
-
-    def __call__(self, name: str, tensor: torch.Tensor) -> None:
-        """Keep a copy: later operations may work in place."""
-        self.tensors[name] = tensor.detach().clone()
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
+def _pick(name: str, module: torch.nn.Module, output: Any) -> Any:
+    """Of several outputs the one the name means; of rotation tables the part the reference data stores."""
+    index = int(name.rsplit(".", 1)[1]) if ".out." in name else _ROPE_OUTPUTS.get(name)
+    if index is not None:
+        output = output[index]
+    # the stored tables leave out the tokens ahead of the patches
+    return output[module.prefix_tokens :] if isinstance(module, RotaryEmbedding) else output
 
 
 def filled_model(
@@ -174,11 +150,12 @@ def _compare_forward(
 ) -> Iterator[Check]:
     """Run a model and compare what ``specs`` describes with the arrays of a file."""
     stored = case.arrays(arrays)
-    recorder = Recorder(model, list(specs))
+    recorder = Recorder(model, _paths(model, specs), _pick)
     with torch.inference_mode():
         outputs = model(torch.from_numpy(images), record=recorder)
     recorder.close()
-    tensors = {name: tensor.numpy() for name, tensor in {**recorder.tensors, **outputs}.items()}
+    recorded = {**recorder.outputs, **outputs}
+    tensors = {name: value.numpy() for name, value in recorded.items() if isinstance(value, torch.Tensor)}
 
     order = row_order(tensors["decoder.topk_index"], stored.get("decoder.topk_index"))
     queries = tensors["decoder.topk_index"].shape[1]

@@ -17,10 +17,10 @@ from carpus.models.lw_detr.optimizer import parameter_groups
 from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder, compare_stored, input_array
 from tests.goldens.deimv2_forward import TOLERANCE_FACTOR, reorder, row_order
+from tests.goldens.recorder import Recorder
 from tests.goldens.weights import fill_model
 
 __all__ = [
-    "Recorder",
     "check_deploy",
     "check_forward",
     "check_optimizer",
@@ -38,39 +38,6 @@ _MODULES = (
     (re.compile(r"decoder\.layers\.(\d+)\.out"), r"transformer.decoder.layers.\1"),
     (re.compile(r"decoder\.layers\.(\d+)\.(self_attn|cross_attn)"), r"transformer.decoder.layers.\1.\2"),
 )
-
-
-class Recorder:
-    """Collects intermediate tensors by the names the reference data uses: hooks on modules, and the model's record.
-
-    Args:
-        model: the model that will run.
-        names: names that are wanted.
-    """
-
-    def __init__(self, model: LWDETR, names: list[str]) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._handles = []
-        for name in names:
-            for pattern, replacement in _MODULES:
-                if pattern.fullmatch(name):
-                    module = model.get_submodule(pattern.sub(replacement, name))
-                    self._handles.append(module.register_forward_hook(self._hook(name)))
-
-    def _hook(self, name: str):  # type: ignore[no-untyped-def]
-        def hook(module: torch.nn.Module, args: object, output: torch.Tensor) -> None:
-            self(name, output)
-
-        return hook
-
-    def __call__(self, name: str, tensor: torch.Tensor) -> None:
-        """Keep a copy: later operations may work in place."""
-        self.tensors[name] = tensor.detach().clone()
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
 
 
 def case_config(case: Case) -> LWDETRConfig:
@@ -173,11 +140,12 @@ def run_model(
     model: LWDETR, images: torch.Tensor, names: list[str], mask: torch.Tensor | None = None
 ) -> dict[str, np.ndarray]:
     """All named tensors of an eval forward."""
-    recorder = Recorder(model, names)
+    paths = {n: pattern.sub(path, n) for n in names for pattern, path in _MODULES if pattern.fullmatch(n)}
+    recorder = Recorder(model, paths)
     with torch.inference_mode():
         outputs = model(images, mask=mask, record=recorder)
     recorder.close()
-    tensors = {name: tensor.numpy() for name, tensor in {**recorder.tensors, **outputs}.items()}
+    tensors = {name: tensor.numpy() for name, tensor in {**recorder.outputs, **outputs}.items()}
     tensors["enc.topk_index"] = tensors["enc.topk_index"][0]
     return tensors
 

@@ -26,7 +26,8 @@ from carpus.models.yolo.blocks import SPPF, Conv
 from tests.goldens.case import Case, Check, UnusableFolder, input_array
 from tests.goldens.deimv2_forward import TOLERANCE_FACTOR
 from tests.goldens.mamba_yolo_forward import plain_formulas
-from tests.goldens.yolo_common import FLOAT32_EPS, Recorder, fill_yolo
+from tests.goldens.recorder import Recorder, by_path
+from tests.goldens.yolo_common import FLOAT32_EPS, fill_yolo
 
 __all__ = ["check_blocks"]
 
@@ -48,7 +49,7 @@ def check_blocks(case: Case) -> Iterator[Check]:
         yield Check(f"{name} parameters", abs(count - spec["params"]), 0, str(count))
         prefix = f"{name}/sub/"
         inner = [key.removeprefix(prefix) for key in stored if key.startswith(prefix)]
-        recorder = Recorder(block, inner)
+        recorder = Recorder(block, by_path(inner))
         with torch.inference_mode():
             y = block(torch.from_numpy(input_array(spec["input"])))
         recorder.close()

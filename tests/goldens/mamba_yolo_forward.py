@@ -13,8 +13,8 @@ from carpus.models.mamba_yolo.model import MambaYOLO
 from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder
 from tests.goldens.deimv2_forward import TOLERANCE_FACTOR
+from tests.goldens.recorder import Recorder, by_path
 from tests.goldens.yolo_common import (
-    Recorder,
     check_decoded,
     check_suppression,
     figures_check,
@@ -73,7 +73,7 @@ def _check_input(
     parts = spec.get("submodules", {"entries": []})
     head = f"model.{len(model.model) - 1}"
     wanted = [f"model.{layer['i']}" for layer in spec["layers"]] + [entry["name"] for entry in parts["entries"]]
-    recorder = Recorder(model, [*wanted, head])
+    recorder = Recorder(model, by_path([*wanted, head]))
     with torch.inference_mode():
         answer = model(torch.from_numpy(images))
     recorder.close()

@@ -19,7 +19,6 @@ from tests.goldens.weights import fill_model
 
 __all__ = [
     "FLOAT32_EPS",
-    "Recorder",
     "check_decoded",
     "check_suppression",
     "decoded",
@@ -77,32 +76,6 @@ def sample_check(name: str, ours: np.ndarray, stored: np.ndarray, spec: Mapping[
     largest = float(np.abs(stored).max()) if stored.size else 0.0
     floor = 2.0 * FLOAT32_EPS * largest
     return compare_stored(name, ours, stored, {**spec, "storage": "strided"}, max(tolerance, floor))
-
-
-class Recorder:
-    """Collects the outputs of named modules; of a tuple, the whole of it.
-
-    Args:
-        model: the model that will run.
-        names: modules that are wanted.
-    """
-
-    def __init__(self, model: nn.Module, names: list[str]) -> None:
-        self.outputs: dict[str, Any] = {}
-        modules = dict(model.named_modules())
-        self.missing = [name for name in names if name not in modules]
-        self._handles = [modules[name].register_forward_hook(self._hook(name)) for name in names if name in modules]
-
-    def _hook(self, name: str):  # type: ignore[no-untyped-def]
-        def hook(module: nn.Module, args: object, output: Any) -> None:
-            self.outputs[name] = output.detach().clone() if isinstance(output, torch.Tensor) else output
-
-        return hook
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
 
 
 def figures_check(label: str, ours: np.ndarray, entry: Mapping[str, Any], tolerance: float) -> Check:

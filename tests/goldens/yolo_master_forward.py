@@ -16,8 +16,8 @@ from carpus.models.yolo_master.routing import Routing, SpatialRouter
 from carpus.runtime.errors import CarpusError
 from tests.goldens.case import Case, Check, UnusableFolder
 from tests.goldens.deimv2_forward import TOLERANCE_FACTOR
+from tests.goldens.recorder import Recorder, by_path
 from tests.goldens.yolo_common import (
-    Recorder,
     check_decoded,
     check_suppression,
     decoded,
@@ -83,7 +83,7 @@ def _check_input(
     images = image_input(spec["seed"], spec["input_shape"], spec["input_check"]["sum_float64"])
     parts = spec.get("submodules", {"entries": []})
     wanted = [f"model.{layer['i']}" for layer in spec["layers"]] + [e["name"] for e in parts["entries"]]
-    recorder = Recorder(model, [*wanted, *spec["routing"], f"model.{len(model.model) - 1}"])
+    recorder = Recorder(model, by_path([*wanted, *spec["routing"], f"model.{len(model.model) - 1}"]))
     with torch.inference_mode():
         answer = model(torch.from_numpy(images))
     recorder.close()
@@ -158,7 +158,7 @@ def _check_training_routing(
             layer.training = layer.routing.training = run != "eval"
             if isinstance(layer.routing, SpatialRouter):
                 layer.routing.noise = _noise(noise)  # type: ignore[method-assign]
-        recorder = Recorder(model, [head, *layers, *expected["routing"]])
+        recorder = Recorder(model, by_path([head, *layers, *expected["routing"]]))
         with torch.inference_mode():
             model(torch.from_numpy(images))
         recorder.close()
