@@ -21,6 +21,8 @@ BLOCK_ELEMENTS = 1 << 18
 """State elements (steps x batch x channels x states) in a block: few enough for its buffers to stay in cache."""
 MIN_STEPS = 4
 """Fewest steps in a block; larger batches are scanned in parts before blocks get shorter."""
+SEGMENT_BLOCKS = 8
+"""Blocks whose step sizes and inputs, which have no axis of states, are worked on together."""
 
 
 def scan_blocks(
@@ -123,8 +125,9 @@ def _steps(u: Tensor, A: Tensor) -> int:
     return max(1, min(u.shape[1], BLOCK_ELEMENTS // max(1, A.numel() * u.shape[2])))
 
 
-def _blocks(length: int, steps: int) -> list[slice]:
-    return [slice(start, min(start + steps, length)) for start in range(0, length, steps)]
+def _segments(length: int, steps: int) -> list[slice]:
+    size = steps * SEGMENT_BLOCKS
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _per_step(weights: Tensor) -> Tensor:
@@ -132,14 +135,25 @@ def _per_step(weights: Tensor) -> Tensor:
     return weights[:, None, None]
 
 
-def _states(dt: Tensor, x: Tensor, A: Tensor, B: Tensor, before: Tensor, a: Tensor, h: Tensor) -> Tensor:
-    """Fill a block's decays ``a`` and states ``h`` from the state ``before``; gives the last one, a part of ``h``."""
-    # exp2 is several times faster than exp on a CPU
-    torch.mul(dt.unsqueeze(3), _per_step(A / math.log(2.0)), out=a).exp2_()
-    torch.mul(x.unsqueeze(3), B.unsqueeze(4), out=h)
-    for a_t, h_t in zip(a.unbind(1), h.unbind(1), strict=True):
-        before = h_t.addcmul_(a_t, before)
-    return before
+class _Block:
+    """Buffers of a block's decays and states, and views of their steps."""
+
+    def __init__(self, A: Tensor, steps: int, batch: int) -> None:
+        shape = (A.shape[0], steps, batch, *A.shape[1:])
+        self.decays, self.states = A.new_empty(shape), A.new_empty(shape)
+        self.decay_steps, self.state_steps = self.decays.unbind(1), self.states.unbind(1)
+        # exp2 is several times faster than exp on a CPU
+        self._exponent = _per_step(A / math.log(2.0))
+
+    def run(self, dt: Tensor, x: Tensor, B: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Decays and states from the state ``before``; arguments have axes (G, steps, b, N, d)."""
+        count = dt.shape[1]
+        a, h = self.decays[:, :count], self.states[:, :count]
+        torch.mul(dt, self._exponent, out=a).exp2_()
+        torch.mul(x, B, out=h)
+        for a_t, h_t in zip(self.decay_steps[:count], self.state_steps, strict=False):
+            before = h_t.addcmul_(a_t, before)
+        return a, h
 
 
 def _forward(
@@ -150,24 +164,29 @@ def _forward(
     keep: tuple[Tensor, list[Tensor]] | None,
 ) -> Tensor:
     """Fill ``y`` and what to ``keep``, the step sizes and the state before each block; return the last state."""
-    delta, u, B, C = inputs
     A, D, bias = weights
-    groups, length, batch, _ = u.shape
-    steps = _steps(u, A)
-    last = u.new_zeros(groups, batch, *A.shape[1:])
-    a_buffer, h_buffer = (u.new_empty(groups, steps, *last.shape[1:]) for _ in range(2))
-    for block in _blocks(length, steps):
-        count = block.stop - block.start
-        dt = delta[:, block] if bias is None else delta[:, block] + _per_step(bias)
+    groups, length, batch, _ = y.shape
+    steps = _steps(y, A)
+    last = A.new_zeros(groups, batch, *A.shape[1:])
+    buffers = _Block(A, steps, batch)
+    for segment in _segments(length, steps):
+        dt, u, B, C = (t[:, segment] for t in inputs)
+        if bias is not None:
+            dt = dt + _per_step(bias)
         if softplus:
             dt = functional.softplus(dt)
+        rows = (dt.unsqueeze(3), (dt * u).unsqueeze(3), B.unsqueeze(4), C.unsqueeze(4))
+        outputs = y[:, segment]
+        for dt_block, x, write, read, y_block in zip(*(t.split(steps, 1) for t in (*rows, outputs)), strict=True):
+            if keep is not None:
+                keep[1].append(last.clone())
+            a, h = buffers.run(dt_block, x, write, last)
+            last.copy_(h[:, -1])
+            torch.sum(torch.mul(h, read, out=a), 3, out=y_block)
+        if D is not None:
+            outputs.addcmul_(u, _per_step(D))
         if keep is not None:
-            keep[0][:, block] = dt
-            keep[1].append(last.clone())
-        h = h_buffer[:, :count]
-        last.copy_(_states(dt, dt * u[:, block], A, B[:, block], last, a_buffer[:, :count], h))
-        read = torch.matmul(C[:, block].unsqueeze(3), h).squeeze(3)
-        y[:, block] = read if D is None else read.addcmul_(u[:, block], _per_step(D))
+            keep[0][:, segment] = dt
     return last
 
 
@@ -183,42 +202,54 @@ def _backward(
     """Fill the gradients ``out`` of delta, u, B, C and add to those of A, D and the bias, ``shared``."""
     A, D = weights
     grad_A, grad_D, grad_bias = shared
-    groups, length, batch, _ = inputs[0].shape
+    _, length, batch, _ = inputs[0].shape
     steps = _steps(inputs[0], A)
-    size = (batch, *A.shape[1:])
-    a_buffer, h_buffer, g_buffer, product = (A.new_empty(groups, n, *size) for n in (steps, steps + 1, steps, steps))
+    rate = _per_step(A)
+    buffers = _Block(A, steps, batch)
+    g_buffer, product = (torch.empty_like(buffers.states) for _ in range(2))
+    g_steps = g_buffer.unbind(1)
     # carry = a_{t+1} g_{t+1}: what the future hands back to h_t
     carry = grads[1].clone()
-    for start, block in zip(reversed(starts), reversed(_blocks(length, steps)), strict=True):
-        count = block.stop - block.start
-        a, h, g, p = (t[:, :count] for t in (a_buffer, h_buffer[:, 1:], g_buffer, product))
-        dt, u, B, C = (t[:, block] for t in inputs)
-        grad_delta, grad_u, grad_B, grad_C = (t[:, block] for t in out)
-        dy = grads[0][:, block]
-        x = dt * u
-        _states(dt, x, A, B, h_buffer[:, 0].copy_(start), a, h)
+    left = list(starts)
+    for segment in reversed(_segments(length, steps)):
+        dt, u, B, C = (t[:, segment] for t in inputs)
+        grad_delta, grad_u, grad_B, grad_C = (t[:, segment] for t in out)
+        dy = grads[0][:, segment]
+        rows = (t.unsqueeze(3) for t in (dt, dt * u, dy))
+        blocks = [
+            t.split(steps, 1) for t in (*rows, B.unsqueeze(4), C.unsqueeze(4), grad_delta, grad_u, grad_B, grad_C)
+        ]
+        for dt_block, x, dy_block, write, read, grad_dt, grad_x, grad_write, grad_read in zip(
+            *(reversed(t) for t in blocks), strict=True
+        ):
+            count = dt_block.shape[1]
+            start = left.pop()
+            a, h = buffers.run(dt_block, x, write, start)
+            g, p = g_buffer[:, :count], product[:, :count]
 
-        torch.mul(dy.unsqueeze(3), C.unsqueeze(4), out=g)
-        g_next = g[:, -1].add_(carry)
-        for a_next, g_t in zip(reversed(a[:, 1:].unbind(1)), reversed(g[:, :-1].unbind(1)), strict=True):
-            g_next = g_t.addcmul_(a_next, g_next)
-        torch.mul(a[:, 0], g_next, out=carry)
+            torch.mul(dy_block, read, out=g)
+            g_next = g_steps[count - 1].add_(carry)
+            for t in range(count - 2, -1, -1):
+                g_next = g_steps[t].addcmul_(buffers.decay_steps[t + 1], g_next)
+            torch.mul(buffers.decay_steps[0], g_next, out=carry)
 
-        # products and sums, as matrices times vectors are slow in batches
-        torch.sum(torch.mul(h, dy.unsqueeze(3), out=p), 4, out=grad_C)
-        torch.sum(torch.mul(g, x.unsqueeze(3), out=p), 4, out=grad_B)
-        grad_x = torch.matmul(B.unsqueeze(3), g).squeeze(3)
-        # gradient of the exponent dt A
-        exponent = a.mul_(h_buffer[:, :count]).mul_(g)
-        grad_dt = torch.mul(exponent, _per_step(A), out=p).sum(3).addcmul_(u, grad_x)
-        grad_A += exponent.mul_(dt.unsqueeze(3)).sum((1, 2))
+            # products and sums, as matrices times vectors are slow in batches
+            torch.sum(torch.mul(h, dy_block, out=p), 4, out=grad_read)
+            torch.sum(torch.mul(g, x, out=p), 4, out=grad_write)
+            torch.sum(torch.mul(g, write, out=p), 3, out=grad_x)
+            # gradient of the exponent dt A: a h_{t-1} g
+            exponent = g.mul_(a)
+            exponent[:, 0].mul_(start)
+            exponent[:, 1:].mul_(h[:, :-1])
+            torch.sum(torch.mul(exponent, rate, out=p), 3, out=grad_dt)
+            grad_A += exponent.mul_(dt_block).sum((1, 2))
 
+        grad_delta.addcmul_(u, grad_u)
         if softplus:
             # its derivative, a sigmoid of its argument, is 1 - exp(-dt)
-            grad_dt.mul_(torch.expm1(-dt).neg_())
-        grad_delta.copy_(grad_dt)
-        grad_bias += grad_dt.sum((1, 2))
-        torch.mul(grad_x, dt, out=grad_u)
+            grad_delta.mul_(torch.neg(dt).expm1_().neg_())
+        grad_bias += grad_delta.sum((1, 2))
+        grad_u.mul_(dt)
         if D is not None:
             grad_u.addcmul_(dy, _per_step(D))
             grad_D += (dy * u).sum((1, 2))
