@@ -60,7 +60,7 @@ def main() -> int:
     family = get_family(source.family)
     preprocess = family.preprocess(source.module, source.input_size)
     names = tuple(info.name for info in source.classes)
-    reference = TorchReference(source.module, preprocess, Postprocess(top_k=family.top_k), names)
+    reference = TorchReference(source.module, preprocess, family.postprocess, names)
     annotations, image_dir = locate_split(options.dataset)
     cases = reference_cases(reference, folder_images(image_dir, options.images))
     categories = CategoryMap(names, tuple(info.dataset_id for info in source.classes))
@@ -71,7 +71,8 @@ def main() -> int:
     print("backend       weights  boxes [px]  scores    others  detections  differ     AP")
     expected = None
     if scored is not None:
-        detector = ModelDetector(source.module, names, preprocess, Postprocess(top_k=family.top_k, score_threshold=0.0))
+        spec = replace(family.postprocess, activation="sigmoid", in_graph=False, score_threshold=0.0)
+        detector = ModelDetector(source.module, names, preprocess, spec)
         expected = average_precision(detector, scored, "torch")
         print(
             f"{'torch ' + torch.__version__.partition('+')[0]:<13} fp32     {'-':>10}  {'-':>8}  {'-':>6}  {'-':>10}"

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from carpus.models.deimv2.checkpoint import load_state
-from carpus.models.deimv2.deploy import deploy
+from carpus.models.deimv2.deploy import deploy as deploy_deimv2
 from carpus.models.deimv2.model import DEIMv2
-from carpus.models.lw_detr import checkpoint as lw_detr_checkpoint
 from carpus.models.lw_detr.deploy import deploy as deploy_lw_detr
 from carpus.models.lw_detr.model import LWDETR
 from carpus.models.lw_detr.preprocess import lw_detr_preprocess
+from carpus.models.mamba_yolo.deploy import deploy as deploy_mamba_yolo
+from carpus.models.mamba_yolo.model import MambaYOLO
 from carpus.models.predict import deimv2_preprocess
+from carpus.models.yolo.letterbox import yolo_postprocess, yolo_preprocess
+from carpus.models.yolo_master.deploy import deploy as deploy_yolo_master
+from carpus.models.yolo_master.model import YOLOMaster
 from carpus.runtime.errors import DataError
 from carpus.runtime.names import lookup
-from carpus.runtime.spec import Preprocess
+from carpus.runtime.spec import Postprocess, Preprocess
 
 __all__ = ["EXPORT_FAMILIES", "ExportFamily", "get_family"]
 
@@ -28,71 +32,71 @@ class ExportFamily:
     """How a family leaves training.
 
     Attributes:
-        deploy: trained module -> a copy in the form that is exported, with the same outputs.
-        preprocess: (trained module, input size (height, width)) -> how images enter the network, in training
-            evaluation and everywhere.
-        input_size: trained module -> the (height, width) it was built for [px].
-        load: (module, weights by name, source named in errors) -> fills the module, which they must fit exactly.
+        name: of the family.
+        network: class of its networks, which have their input size (height, width) in ``config.input_size`` [px].
+        deployed: trained network -> a copy in the form that is exported, with the same outputs.
+        preprocessed: (trained network, input size) -> how images enter it, in training evaluation and everywhere.
+        postprocess: how a bundle of the family reads its graph's outputs.
         stride: greatest stride of the feature maps [px].
-        top_k: most detections an image.
     """
 
-    deploy: Callable[[nn.Module], nn.Module]
-    preprocess: Callable[[nn.Module, tuple[int, int]], Preprocess]
-    input_size: Callable[[nn.Module], tuple[int, int]]
-    load: Callable[[nn.Module, Mapping[str, Tensor], str], None]
+    name: str
+    network: type[nn.Module]
+    deployed: Callable[[Any], nn.Module]
+    preprocessed: Callable[[Any, tuple[int, int]], Preprocess]
+    postprocess: Postprocess = field(default_factory=Postprocess)
     stride: int = 32
-    top_k: int = 300
+
+    def deploy(self, module: nn.Module) -> nn.Module:
+        """A copy of a trained network in the form that is exported.
+
+        Raises:
+            DataError: a network of another family; here and below.
+        """
+        return self.deployed(self._own(module))
+
+    def preprocess(self, module: nn.Module, input_size: tuple[int, int]) -> Preprocess:
+        """How images enter a trained network at an input size (height, width) [px]."""
+        return self.preprocessed(self._own(module), input_size)
+
+    def input_size(self, module: nn.Module) -> tuple[int, int]:
+        """The (height, width) that a network was built for [px]."""
+        config: Any = self._own(module).config
+        height, width = config.input_size
+        return height, width
+
+    def _own(self, module: nn.Module) -> nn.Module:
+        if not isinstance(module, self.network):
+            raise DataError(
+                f"family {self.name!r} exports a {self.network.__name__} module, got {type(module).__name__}"
+            )
+        return module
 
 
-def _as_deimv2(module: nn.Module) -> DEIMv2:
-    if not isinstance(module, DEIMv2):
-        raise DataError(f"family 'deimv2' exports a DEIMv2 module, got {type(module).__name__}")
-    return module
+def _preprocess_deimv2(network: DEIMv2, input_size: tuple[int, int]) -> Preprocess:
+    return deimv2_preprocess(input_size, normalise=network.config.imagenet_normalisation)
 
 
-def _deploy_deimv2(module: nn.Module) -> nn.Module:
-    return deploy(_as_deimv2(module))
-
-
-def _deimv2_input_size(module: nn.Module) -> tuple[int, int]:
-    return _as_deimv2(module).config.input_size
-
-
-def _preprocess_deimv2(module: nn.Module, input_size: tuple[int, int]) -> Preprocess:
-    return deimv2_preprocess(input_size, normalise=_as_deimv2(module).config.imagenet_normalisation)
-
-
-def _load_deimv2(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    load_state(_as_deimv2(module), state, source)
-
-
-def _as_lw_detr(module: nn.Module) -> LWDETR:
-    if not isinstance(module, LWDETR):
-        raise DataError(f"family 'lw_detr' exports an LWDETR module, got {type(module).__name__}")
-    return module
-
-
-def _deploy_lw_detr(module: nn.Module) -> nn.Module:
-    return deploy_lw_detr(_as_lw_detr(module))
-
-
-def _lw_detr_input_size(module: nn.Module) -> tuple[int, int]:
-    return _as_lw_detr(module).config.input_size
-
-
-def _preprocess_lw_detr(module: nn.Module, input_size: tuple[int, int]) -> Preprocess:
+def _preprocess_lw_detr(network: LWDETR, input_size: tuple[int, int]) -> Preprocess:
     return lw_detr_preprocess(input_size)
 
 
-def _load_lw_detr(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    lw_detr_checkpoint.load_state(_as_lw_detr(module), state, source)
+def _preprocess_yolo(network: nn.Module, input_size: tuple[int, int]) -> Preprocess:
+    return yolo_preprocess(input_size)
 
+
+# Scores leave the graph in place of logits, so that its suppression can be repeated from them to the last bit.
+_YOLO = replace(yolo_postprocess(), logits="pred_scores", activation="none", in_graph=True)
 
 EXPORT_FAMILIES: Mapping[str, ExportFamily] = MappingProxyType(
     {
-        "deimv2": ExportFamily(_deploy_deimv2, _preprocess_deimv2, _deimv2_input_size, _load_deimv2),
-        "lw_detr": ExportFamily(_deploy_lw_detr, _preprocess_lw_detr, _lw_detr_input_size, _load_lw_detr),
+        family.name: family
+        for family in (
+            ExportFamily("deimv2", DEIMv2, deploy_deimv2, _preprocess_deimv2),
+            ExportFamily("lw_detr", LWDETR, deploy_lw_detr, _preprocess_lw_detr),
+            ExportFamily("mamba_yolo", MambaYOLO, deploy_mamba_yolo, _preprocess_yolo, _YOLO),
+            ExportFamily("yolo_master", YOLOMaster, deploy_yolo_master, _preprocess_yolo, _YOLO),
+        )
     }
 )
 """Families by name."""

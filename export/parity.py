@@ -15,6 +15,7 @@ from carpus.runtime.backends import BACKENDS
 from carpus.runtime.detector import Detector
 from carpus.runtime.errors import BackendError
 from carpus.runtime.parity import ParityError, compare, failure, make_answer, summarise
+from carpus.runtime.parity_suppression import suppression_differences
 from carpus.runtime.preprocess import Preprocessor
 from carpus.runtime.spec import Artefact, Manifest, ParityRecord, Postprocess, Preprocess
 from carpus.runtime.thresholds import parity_limits
@@ -29,7 +30,7 @@ class TorchReference:
     """The trained module as the reference: in eval mode, not fused, with the preprocessing it was trained with.
 
     Args:
-        module: gives ``pred_logits`` and ``pred_boxes``; put into eval mode while it is asked.
+        module: gives ``pred_logits`` and ``pred_boxes``, before suppression; put into eval mode while it is asked.
         preprocess: how images entered it in training.
         spec: how its outputs are read.
         class_names: its classes.
@@ -44,7 +45,7 @@ class TorchReference:
         self._class_names = class_names
 
     def outputs(self, image: ParityImage) -> dict[str, np.ndarray]:
-        """The module's outputs for one picture, without the batch axis."""
+        """The module's outputs for one picture, without the batch axis, named and activated as the graph's are."""
         tensor, _ = self._preprocessor(image.pixels)
         was_training = self._module.training
         self._module.eval()
@@ -53,7 +54,9 @@ class TorchReference:
                 found = self._module(torch.from_numpy(tensor))
         finally:
             self._module.train(was_training)
-        return {name: found[name][0].float().cpu().numpy() for name in (self._spec.logits, self._spec.boxes)}
+        logits, boxes = (found[name][0].float().cpu() for name in ("pred_logits", "pred_boxes"))
+        scores = logits.sigmoid() if self._spec.activation == "none" else logits
+        return {self._spec.logits: scores.numpy(), self._spec.boxes: boxes.numpy()}
 
     def case(self, image: ParityImage) -> ReferenceCase:
         """The picture with the module's answer.
@@ -168,7 +171,12 @@ def _check_batch(
                 make_answer(found[spec.logits][at], found[spec.boxes][at], transform, spec, detector.class_names)
                 for found, at in ((alone, 0), (together, index))
             )
-            errors = compare(one, among, limits, f"image {index} of a batch of {_BATCH}")
+            differs = None
+            if spec.in_graph:
+                thresholds = spec.score_threshold, spec.iou_threshold
+                differs = suppression_differences(together, index, spec, transform.model_size, *thresholds)
+            where = f"image {index} of a batch of {_BATCH}"
+            errors = compare(one, among, limits, where, suppression_differs=differs)
             record = summarise(
                 [errors], backend=backend, backend_version=detector.backend.version, precision=artefact.precision
             )

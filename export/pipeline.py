@@ -23,6 +23,7 @@ from carpus.export.onnx import OPSET, export_onnx, with_metadata
 from carpus.export.openvino import export_openvino
 from carpus.export.parity import TorchReference, check_bundle, pack_reference, reference_cases
 from carpus.export.provenance import make_provenance
+from carpus.export.suppression import with_suppression
 from carpus.export.writer import BundleWriter
 from carpus.runtime.errors import DataError
 from carpus.runtime.metadata import manifest_metadata
@@ -41,6 +42,7 @@ from carpus.runtime.spec import (
 
 __all__ = ["ExportSource", "Exported", "OpenVinoPrecision", "export_bundle", "export_network"]
 
+_DTYPES: dict[int, Literal["float32", "int64"]] = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.INT64: "int64"}
 OpenVinoPrecision = Literal["fp32", "fp16"]
 
 _REFERENCE_CASES = 3
@@ -107,7 +109,11 @@ def export_network(source: ExportSource) -> onnx.ModelProto:
         BackendError: the network cannot be exported.
         DataError: unknown family.
     """
-    return export_onnx(get_family(source.family).deploy(source.module), source.input_size)
+    family = get_family(source.family)
+    network = export_onnx(family.deploy(source.module), source.input_size)
+    if family.postprocess.in_graph:
+        network = with_suppression(network, source.input_size, family.postprocess)
+    return network
 
 
 def export_bundle(
@@ -116,7 +122,8 @@ def export_bundle(
     *,
     images: Sequence[ParityImage] | None = None,
     openvino: Sequence[OpenVinoPrecision] = ("fp32", "fp16"),
-    score_threshold: float = 0.5,
+    score_threshold: float | None = None,
+    iou_threshold: float | None = None,
     preprocess: Preprocess | None = None,
     network: onnx.ModelProto | None = None,
     num_threads: int | None = None,
@@ -131,7 +138,8 @@ def export_bundle(
             until the new one has passed.
         images: pictures for the parity gate; None draws some.
         openvino: precisions of the OpenVINO artefacts; empty writes the ONNX artefact alone.
-        score_threshold: default score threshold of the bundle.
+        score_threshold: default score threshold of the bundle; None takes the family's own.
+        iou_threshold: default IoU threshold of its suppression; None takes the family's own.
         preprocess: what the bundle is to state as its preprocessing; None takes the family's own, the one that the
             gate's reference always uses. Another one than that must fail the gate.
         network: this source's graph when it was exported before (see `export_network`); None exports it now.
@@ -147,7 +155,7 @@ def export_bundle(
             written.
         BackendError: the network cannot be exported.
         BundleError: the target cannot be written.
-        DataError: unknown family, or no pictures.
+        DataError: unknown family, no pictures, or an IoU threshold for a family that suppresses nothing.
     """
     say = progress if progress is not None else _silent
     family = get_family(source.family)
@@ -156,7 +164,7 @@ def export_bundle(
         raise DataError("export: expected at least one picture for the parity gate, got none")
     # What cannot be used is refused before the long work.
     BundleWriter(out).probe()
-    spec = Postprocess(top_k=family.top_k, score_threshold=score_threshold)
+    spec = _with_thresholds(source.family, family.postprocess, score_threshold, iou_threshold)
 
     if network is None:
         say(f"exporting {source.family} {source.variant} to ONNX, opset {OPSET}")
@@ -184,7 +192,7 @@ def export_bundle(
         )
     failed = [record for record in parity if not record.passed]
     if failed:
-        raise ParityError(f"{failure(failed[0])}; no bundle was written")
+        raise ParityError(f"{failure(failed[0])}; no bundle was written", parity)
     manifest = content.write(out, replace(draft, parity=parity))
     say(f"wrote {out}")
     return Exported(out, manifest)
@@ -221,6 +229,16 @@ class _Content:
         return manifest
 
 
+def _with_thresholds(family: str, spec: Postprocess, score: float | None, iou: float | None) -> Postprocess:
+    if score is not None:
+        spec = replace(spec, score_threshold=score)
+    if iou is None:
+        return spec
+    if spec.kind != "nms":
+        raise DataError(f"iou_threshold: {family} has no non-maximum suppression; leave it out")
+    return replace(spec, iou_threshold=iou)
+
+
 def _draft(
     source: ExportSource,
     network: onnx.ModelProto,
@@ -250,7 +268,8 @@ def _draft(
 def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     """What the graph states about an input or output."""
     sizes = tuple(size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim)
-    return TensorSpec(value.name, "float32", sizes)
+    tensor = value.type.tensor_type
+    return TensorSpec(value.name, _DTYPES[tensor.elem_type], sizes)
 
 
 def _parity_line(record: ParityRecord) -> str:

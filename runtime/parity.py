@@ -27,9 +27,17 @@ _ALTERNATIVES = 64  # nearest candidates looked at for a query that is not at it
 
 
 class ParityError(CarpusError):
-    """An exported model does not compute what the trained one did."""
+    """An exported model does not compute what the trained one did.
+
+    Attributes:
+        records: what was measured of every artefact, where all were run.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, records: Sequence[ParityRecord] = ()) -> None:
+        super().__init__(message)
+        self.records = tuple(records)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ def scan_exported(dt: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor) -> tup
         h = h * torch.exp(decay * dt_t.unsqueeze(2)) + x_t.unsqueeze(2) * in_t.unsqueeze(3)
         return (h, decay.clone()), torch.matmul(out_t.unsqueeze(2), h).squeeze(2)
 
-    start = x.new_zeros(x.shape[1], *A.shape)
+    # (B, G, N, d) zeros without a batch size computed in the graph
+    start = x[0].unsqueeze(2) * x.new_zeros(A.shape[1], 1)
     (last, _), y = scan(step, (start, A), (dt, x, B, C))
     return y, last

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from carpus.models.deimv2.layers import fused_conv
 
-__all__ = ["SPPF", "Bottleneck", "C3k", "C3k2", "Concat", "Conv", "batch_norm", "fuse_convs"]
+__all__ = ["SPPF", "Bottleneck", "C3k", "C3k2", "Concat", "Conv", "batch_norm", "fuse_convs", "fuse_pairs"]
 
 BN_EPS = 1e-3
 BN_MOMENTUM = 0.03
@@ -66,6 +66,14 @@ def fuse_convs(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Conv):
             module.fuse()
+
+
+def fuse_pairs(sequence: nn.Sequential) -> None:
+    """Fold every norm that follows a convolution in a sequence, in place; names of the others stay."""
+    for index in range(len(sequence) - 1):
+        conv, norm = sequence[index], sequence[index + 1]
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            sequence[index], sequence[index + 1] = fused_conv(conv, norm), nn.Identity()
 
 
 class Concat(nn.Module):

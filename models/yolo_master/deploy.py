@@ -1,8 +1,13 @@
-"""The form of a YOLO-Master that is exported: norms folded, 1x1 experts gathered instead of branched to."""
+"""The form of a YOLO-Master that is exported: norms folded, and no expert computed that was not chosen.
+
+1x1 experts are matrix products with gathered weights. Experts of different kernel sizes cannot be gathered; each stands
+in a branch of the graph (ONNX: If) that runs when an image of the batch chose it.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carpus.models.deimv2.layers import fused_conv
-from carpus.models.yolo.blocks import fuse_convs
+from carpus.models.yolo.blocks import fuse_convs, fuse_pairs
 from carpus.models.yolo_master.model import YOLOMaster
 from carpus.models.yolo_master.moe import EfficientSparseMoE, ModularRouterExpertMoE
 from carpus.models.yolo_master.routing import SpatialRouter
 
-__all__ = ["GatheredExperts", "deploy"]
+__all__ = ["BranchedExperts", "GatheredExperts", "deploy"]
 
 
 class GatheredExperts(nn.Module):
@@ -59,12 +64,54 @@ class GatheredExperts(nn.Module):
         return total.reshape(x.shape), x.new_zeros(())
 
 
-def _fuse_pairs(sequence: nn.Sequential) -> None:
-    """Fold every norm that follows a convolution in a sequence, in place; names of the others stay."""
-    for index in range(len(sequence) - 1):
-        conv, norm = sequence[index], sequence[index + 1]
-        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-            sequence[index], sequence[index + 1] = fused_conv(conv, norm), nn.Identity()
+class BranchedExperts(nn.Module):
+    """An ``EfficientSparseMoE`` whose experts run when some image of the batch chose them, in the exported graph too.
+
+    Without a choice, as released, all experts are mixed and there is no branch.
+
+    Args:
+        layer: the trained layer, in eval mode.
+    """
+
+    def __init__(self, layer: EfficientSparseMoE) -> None:
+        super().__init__()
+        self.routing = layer.routing
+        self.threshold = layer.threshold
+        self.norm = layer.norm
+        self.experts = layer.experts
+        for expert in self.experts:
+            conv: Any = expert.conv
+            conv.pointwise, conv.bn = fused_conv(conv.pointwise, conv.bn), nn.Identity()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) -> (B, C, H, W), and a zero in the place of the auxiliary loss."""
+        routing = self.routing(x)
+        weights = routing.weights
+        if routing.chosen is not None:
+            best = weights.amax(1, keepdim=True)
+            weights = weights * ((weights >= self.threshold) | (weights >= best))
+        parts = []
+        for index, expert in enumerate(self.experts):
+            weight = weights[:, index].reshape(-1, 1, 1, 1).to(x.dtype)
+            if routing.chosen is None:
+                parts.append(weight * expert(x))
+            elif torch.compiler.is_exporting():
+                parts.append(torch.cond((weight > 0).any(), _weighted(expert), _nothing, (x, weight)))
+            elif (weight > 0).any():
+                parts.append(weight * expert(x))
+        return self.norm(sum(parts[1:], parts[0])), x.new_zeros(())
+
+
+def _weighted(expert: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    def branch(x: Tensor, weight: Tensor) -> Tensor:
+        return weight * expert(x)
+
+    return branch
+
+
+def _nothing(x: Tensor, weight: Tensor) -> Tensor:
+    """All weights are zero here; this gives zeros of the right size."""
+    return weight * x
 
 
 def deploy(model: YOLOMaster) -> YOLOMaster:
@@ -77,12 +124,10 @@ def deploy(model: YOLOMaster) -> YOLOMaster:
     fuse_convs(copied)
     for index, layer in enumerate(copied.model):
         if isinstance(layer, EfficientSparseMoE):
-            for expert in layer.experts:
-                conv = expert.conv
-                conv.pointwise, conv.bn = fused_conv(conv.pointwise, conv.bn), nn.Identity()  # type: ignore[union-attr, arg-type]
+            copied.model[index] = BranchedExperts(layer)
         if isinstance(layer, ModularRouterExpertMoE):
             if isinstance(layer.routing, SpatialRouter):
-                _fuse_pairs(layer.routing.router)
-            _fuse_pairs(layer.shared_expert)
+                fuse_pairs(layer.routing.router)
+            fuse_pairs(layer.shared_expert)
             copied.model[index] = GatheredExperts(layer)
     return copied.requires_grad_(False)

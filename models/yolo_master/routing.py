@@ -68,7 +68,7 @@ class GlobalRouter(nn.Module):
         if self.training:
             weights = logits.softmax(1) * torch.zeros_like(logits).scatter(1, chosen, 1.0)
             return Routing(logits, weights / (weights.sum(1, keepdim=True) + EPS), chosen)
-        return Routing(logits, torch.zeros_like(logits).scatter(1, chosen, best.softmax(1)), chosen)
+        return Routing(logits, _blank(logits).scatter(1, chosen, best.softmax(1)), chosen)
 
 
 class SpatialRouter(nn.Module):
@@ -109,7 +109,12 @@ class SpatialRouter(nn.Module):
             logits = logits + self.noise(logits)
         best, chosen = logits.softmax(1).topk(self.top_k, 1)
         best = best / (best.sum(1, keepdim=True) + EPS)
-        return Routing(logits, torch.zeros_like(logits).scatter(1, chosen, best), chosen)
+        return Routing(logits, _blank(logits).scatter(1, chosen, best), chosen)
+
+
+def _blank(logits: Tensor) -> Tensor:
+    """Zeros of the logits' shape; in an exported graph without a batch size to compute."""
+    return logits * 0.0 if torch.compiler.is_exporting() else torch.zeros_like(logits)
 
 
 def mean_square_balance_loss(weights: Tensor) -> Tensor:
