@@ -68,7 +68,7 @@ class ExportFamily:
     def _own(self, module: nn.Module) -> nn.Module:
         if not isinstance(module, self.network):
             raise DataError(
-                f"family {self.name!r} exports a {self.network.__name__} module, got {type(module).__name__}"
+                f"family {self.name!r} exports a module of class {self.network.__name__}, got {type(module).__name__}"
             )
         return module
 

@@ -76,5 +76,5 @@ def test_published_coco_weights_name_their_category_ids(tmp_path: Path) -> None:
 
 
 def test_other_modules_are_refused() -> None:
-    with pytest.raises(DataError, match="exports an LWDETR module, got Linear"):
+    with pytest.raises(DataError, match="exports a module of class LWDETR, got Linear"):
         get_family("lw_detr").deploy(torch.nn.Linear(1, 1))
