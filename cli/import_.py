@@ -54,6 +54,7 @@ class Import:
         """Do it; returns the exit code."""
         classes = given_classes(self.class_names, self.dataset)
         # Here, because they bring torch, which --help and a wrong option need not wait for.
+        from carpus.models.figures import licence_of
         from carpus.models.published.folder import write_imported
         from carpus.models.published.importer import NO_LICENCE, UnmatchedError, import_weights
 
@@ -76,7 +77,9 @@ class Import:
         sizes = ", ".join(f"{file.name} ({_bytes(file.stat().st_size)})" for file in files)
         lines = [f"wrote {files[0].parent}: {sizes}"]
         if imported.licence == NO_LICENCE:
-            lines.append("the file states no licence; say it with --licence, so that bundles carry it")
+            usual = licence_of(imported.family, imported.variant)
+            authors = f"; the authors publish this variant under: {usual}" if usual else ""
+            lines.append(f"the file states no licence{authors}. Say it with --licence, so that bundles carry it")
         sys.stdout.write("\n".join(lines) + "\n")
         return 0
 

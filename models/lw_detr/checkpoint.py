@@ -16,10 +16,7 @@ RULES = Rules(
     known=(COUNTERS,),
     class_head=r"class_embed\.weight",
     class_rows=r"(class_embed|transformer\.enc_out_class_embed\.\d+)\.(weight|bias)",
-    hint=(
-        "Choose the variant and the number of classes that it was trained with (91 for COCO, whose category ids are "
-        "the classes)."
-    ),
+    hint="Files for COCO have 91 classes, which are its category ids.",
 )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from carpus.models.published.rules import Rules
 from carpus.runtime.errors import DataError
 
-__all__ = ["Fit", "UnfitError", "compare", "fill", "listing"]
+__all__ = ["Fit", "UnfitError", "compare", "fill", "listing", "spaced"]
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,10 @@ def fill(
     own = model.state_dict(keep_vars=True)
     fit = compare(own, state, rules, other_classes=other_classes)
     if not fit.complete:
-        raise UnfitError(f"{source} does not fit {_describe(model, rules)}: {listing(fit.problems())}. {rules.hint}")
+        raise UnfitError(
+            f"{source} does not fit {_describe(model, rules)}: {listing(fit.problems())}. Choose the "
+            f"variant and the number of classes that it was trained with.{spaced(rules.hint)}"
+        )
     with torch.no_grad():
         for name in fit.copied:
             own[name].copy_(state[name])
@@ -178,6 +181,11 @@ def listing(problems: Mapping[str, Sequence[str]], count: int = 4) -> str:
         + (f" and {len(entries) - count} more" if len(entries) > count else "")
         for kind, entries in problems.items()
     )
+
+
+def spaced(sentence: str) -> str:
+    """A sentence to go on with, if there is one."""
+    return f" {sentence}" if sentence else ""
 
 
 def _constant_difference(given: Tensor, target: Tensor) -> str:

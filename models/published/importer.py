@@ -19,7 +19,7 @@ from carpus.models.deimv2.backbone_checkpoint import (
 )
 from carpus.models.engine_checkpoint import FORMAT as TRAINING_FORMAT
 from carpus.models.published.classes import name_classes
-from carpus.models.published.fit import Fit, compare, fill, listing
+from carpus.models.published.fit import Fit, compare, fill, listing, spaced
 from carpus.models.published.folder import ImportedWeights, Part, find_config
 from carpus.models.published.identify import Candidate, fits_instead, identify, suggestion
 from carpus.models.published.reader import Choice, PublishedWeights, read_published
@@ -111,9 +111,9 @@ def import_weights(
     fitting = [] if fit.complete else fits_instead(weights.state, family, variant)
     report = make_report(weights, fit, network, source, fitting)
     if not fit.complete:
+        otherwise = suggestion(fitting) or f" No other variant fits it.{spaced(entry.published.hint)}"
         raise UnmatchedError(
-            f"{path} does not match {family} {variant}: {listing(fit.problems(), 2)}."
-            f"{suggestion(fitting) or f' {entry.published.hint}'} Nothing was written.",
+            f"{path} does not match {family} {variant}: {listing(fit.problems(), 2)}.{otherwise} Nothing was written.",
             report,
         )
     stated = str(weights.facts.get("license", "")).split()  # "AGPL-3.0 License (https://...)"

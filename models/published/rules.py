@@ -49,7 +49,7 @@ class Rules:
         class_head: expression for the name of one weight with exactly a row a class.
         class_rows: expression for the names of all entries whose first dimension is a row a class.
         adapt: (network, weights by name) -> gives the network what its configuration does not say and the weights do.
-        hint: what to look at when a file does not fit.
+        hint: what to know of the family's files when one does not fit.
     """
 
     title: str
@@ -57,7 +57,7 @@ class Rules:
     class_head: str
     class_rows: str
     adapt: Callable[[Any, Mapping[str, Tensor]], None] = _as_it_is
-    hint: str = "Choose the variant and the number of classes that it was trained with."
+    hint: str = ""
 
     def find(self, name: str) -> Known | None:
         """What is known of an entry; None when it is simply copied."""

@@ -19,13 +19,13 @@ _CLASS_HEAD = r"model\.\d+\.cv3\.0\.2\.weight"
 _BINS = Known(r"model\.\d+\.dfl\.conv\.weight", "constant", "the bins 0..15 of a box side, which are never trained")
 
 
-def yolo_rules(title: str, *known: Known, hint: str = Rules.hint) -> Rules:
+def yolo_rules(title: str, *known: Known, hint: str = "") -> Rules:
     """Rules of a family with the shared detection head, whose layer comes last.
 
     Args:
         title: the family's name for people.
         known: its entries with a meaning of their own, beside the head's.
-        hint: what to look at when a file does not fit.
+        hint: what to know of its files when one does not fit.
     """
     return Rules(
         title=title,

@@ -20,8 +20,8 @@ RULES = yolo_rules(
         "loss and expert usage of the last training step, which the official code does not keep either",
     ),
     hint=(
-        "Choose the variant and the number of classes that it was trained with; files of the first v0.1 release have "
-        "other experts at other layers than the released configurations, and are not read."
+        "Files of the first v0.1 release have other experts, at other layers, than the released configurations; they "
+        "are not read."
     ),
 )
 
