@@ -45,7 +45,7 @@ class ScanConfig:
     expand: int = 2
     headdim: int = 32
     rope_fraction: float = 0.5
-    chunk_size: int = 64
+    chunk_size: int = 16
 
     def __post_init__(self) -> None:
         if self.kind not in ("s6", "mamba3"):
