@@ -55,6 +55,9 @@ class Detect:
     """What runs the model."""
     score: float | None = None
     """Least score, 0 to 1; the bundle's own by default."""
+    iou: float | None = None
+    """Greatest overlap (IoU) of two detections of one class, 0 to 1, for bundles with non-maximum suppression; the
+    bundle's own by default."""
     classes: tuple[str, ...] = ()
     """Names (or ids) of the classes to look for; all by default."""
     threads: int | None = None
@@ -78,7 +81,9 @@ class Detect:
             return job.finish()
 
     def _open(self) -> Detector:
-        detector = Detector.open(self.bundle, self.backend, num_threads=self.threads, score_threshold=self.score)
+        detector = Detector.open(
+            self.bundle, self.backend, num_threads=self.threads, score_threshold=self.score, iou_threshold=self.iou
+        )
         if self.classes:
             known = detector.class_names
             detector.classes = [int(name) if name.isdigit() and name not in known else name for name in self.classes]
@@ -159,12 +164,14 @@ class _Job:
         written = []
         if options.json:
             backend = self._detector.backend
-            header = {
+            header: dict[str, Any] = {
                 "bundle": options.bundle.name,
                 "model": self._detector.manifest.name,
                 "backend": f"{backend.name} {backend.version}",
                 "score_threshold": self._detector.score_threshold,
             }
+            if self._detector.suppresses:
+                header["iou_threshold"] = self._detector.iou_threshold
             write_json(options.out / "detections.json", {**header, "images": self._records})
             written.append("detections.json")
         if options.coco:

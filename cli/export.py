@@ -50,8 +50,10 @@ class Export:
     """Most pictures for the parity check."""
     precision: tuple[Literal["onnx", "fp32", "fp16"], ...] = ("fp32", "fp16")
     """OpenVINO artefacts to write beside the ONNX one; "onnx" alone writes none."""
-    score: float = 0.5
-    """Default score threshold of the bundle, 0 to 1."""
+    score: float | None = None
+    """Default score threshold of the bundle, 0 to 1; by default the family's: 0.5, and 0.25 where it suppresses."""
+    iou: float | None = None
+    """Default IoU threshold of the bundle's non-maximum suppression, 0 to 1; by default the family's 0.7."""
     threads: int | None = None
     """Threads for the check; the backend's choice by default."""
 
@@ -59,8 +61,9 @@ class Export:
         """Do it; returns the exit code."""
         if self.num_images < 1:
             raise DataError(f"--num-images: expected at least 1, got {self.num_images}")
-        if not 0.0 <= self.score <= 1.0:
-            raise DataError(f"--score: expected 0 to 1, got {self.score}")
+        for option, value in (("--score", self.score), ("--iou", self.iou)):
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise DataError(f"{option}: expected 0 to 1, got {value}")
         if self.threads is not None and self.threads < 1:
             raise DataError(f"--threads: expected at least 1, got {self.threads}")
         # Here, because they bring torch, which --help and a wrong option need not wait for.
@@ -89,6 +92,7 @@ class Export:
             images=images,
             openvino=[item for item in self.precision if item != "onnx"],
             score_threshold=self.score,
+            iou_threshold=self.iou,
             num_threads=self.threads,
             progress=lambda line: _say(f"[{time.monotonic() - started:5.1f} s] {line}"),
         )

@@ -281,7 +281,12 @@ class DetectorNode(LifecycleNode):
         def value(name: str) -> Any:
             return changes[name] if name in changes else self._value(name)
 
-        return Settings(float(value("score_threshold")), as_names(value("classes")), int(value("max_detections")))
+        return Settings(
+            float(value("score_threshold")),
+            as_names(value("classes")),
+            int(value("max_detections")),
+            float(value("iou_threshold")),
+        )
 
     def _check_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         changes = {parameter.name: parameter.value for parameter in parameters}

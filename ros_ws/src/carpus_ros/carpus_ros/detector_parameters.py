@@ -31,6 +31,13 @@ PARAMETERS = (
         changeable="unconfigured",
     ),
     ParameterSpec("score_threshold", 0.5, "Least score of a published detection.", least=0.0, greatest=1.0),
+    ParameterSpec(
+        "iou_threshold",
+        0.7,
+        "Greatest IoU of two published detections of one class; only for bundles with non-maximum suppression.",
+        least=0.0,
+        greatest=1.0,
+    ),
     ParameterSpec("classes", (), "Names of the classes to publish; empty for all."),
     ParameterSpec("max_detections", 100, "Most detections in one message, best first.", least=1, greatest=1000),
     ParameterSpec(

@@ -36,24 +36,28 @@ class Settings:
         score_threshold: least score that is published, 0..1.
         classes: names to look for; empty for all.
         max_detections: most detections in a message.
+        iou_threshold: greatest IoU of two detections of one class, 0..1; for bundles with suppression.
     """
 
     score_threshold: float
     classes: tuple[str, ...]
     max_detections: int
+    iou_threshold: float = 0.7
 
     def apply(self, detector: Detector) -> None:
         """Bring a detector in line.
 
         Raises:
-            DataError: a class is not the detector's, or the threshold is out of range; nothing is changed then.
+            DataError: a class is not the detector's, or a threshold is out of range; nothing is changed then.
         """
-        before = detector.classes
+        before = detector.classes, detector.score_threshold
         detector.classes = self.classes or None
         try:
             detector.score_threshold = self.score_threshold
+            if detector.suppresses:
+                detector.iou_threshold = self.iou_threshold
         except DataError:
-            detector.classes = before
+            detector.classes, detector.score_threshold = before
             raise
 
 
