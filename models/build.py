@@ -104,7 +104,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _lw_detr,
             _lw_detr_criterion,
             lw_detr_checkpoint.RULES,
-            _start(lw_detr_checkpoint.RULES),
+            lw_detr_checkpoint.load_into,
         ),
         "yolo_master": Family(
             tuple(yolo_master_config.VARIANTS),

@@ -17,7 +17,7 @@ from carpus.models.engine_optimizer import ParameterGroup
 from carpus.models.engine_step import Extras
 from carpus.models.losses.criterion import DEIMCriterion
 from carpus.models.lw_detr import optimizer as lw_detr_optimizer
-from carpus.models.lw_detr.config import OptimizerConfig, ViTConfig
+from carpus.models.lw_detr.config import OptimizerConfig
 from carpus.models.lw_detr.criterion import LWDETRCriterion
 from carpus.models.lw_detr.model import LWDETR
 from carpus.models.lw_detr.preprocess import lw_detr_preprocess
@@ -158,8 +158,7 @@ def _lw_detr_positions(model: LWDETR, size: tuple[int, int]) -> int:
 
 
 def _lw_detr_multiple(model: LWDETR) -> int:
-    encoder = model.config.encoder
-    return encoder.stride if isinstance(encoder, ViTConfig) else 32
+    return model.config.input_stride
 
 
 def _as_built(model: nn.Module, criterion: nn.Module, recipe: Recipe) -> None:

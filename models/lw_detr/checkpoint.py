@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor, nn
 
+from carpus.models.lw_detr.resnet import is_resnet_only, load_resnet
 from carpus.models.published.fit import Fit, fill
+from carpus.models.published.reader import read_published
 from carpus.models.published.rules import COUNTERS, Rules
+from carpus.models.published.start import start_from
 
-__all__ = ["RULES", "load_state"]
+__all__ = ["RULES", "load_into", "load_state"]
 
 RULES = Rules(
     title="LW-DETR",
@@ -23,3 +27,22 @@ RULES = Rules(
 def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Fit:
     """Fill a network from weights that must fit exactly; see `carpus.models.published.fit.fill`."""
     return fill(model, state, RULES, source)
+
+
+def load_into(model: nn.Module, path: Path) -> str:
+    """Start a network from a published file; with another number of classes all but the classification rows is kept.
+
+    A file of a ResNet alone, with torchvision's names, fills a ResNet encoder.
+
+    Returns:
+        One line that says what was taken.
+
+    Raises:
+        DataError: an unreadable file, or weights of another architecture.
+    """
+    state = read_published(path).state
+    if not is_resnet_only(state):
+        return start_from(model, path, RULES)
+    fit = load_resnet(model.get_submodule("backbone.0.encoder"), state, f"checkpoint {path}")
+    unused = f"; not used: {', '.join(name for name, _ in fit.not_taken)}" if fit.not_taken else ""
+    return f"encoder starts from {path} ({len(fit.copied)} entries{unused}); everything else from random weights"

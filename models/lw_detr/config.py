@@ -14,7 +14,7 @@ from typing import Literal
 from carpus.models.detector_config import DetectorConfig, find_config
 from carpus.runtime.errors import DataError
 
-__all__ = ["VARIANTS", "DecoderConfig", "LWDETRConfig", "OptimizerConfig", "ViTConfig", "get_config"]
+__all__ = ["VARIANTS", "DecoderConfig", "LWDETRConfig", "OptimizerConfig", "ResNetConfig", "ViTConfig", "get_config"]
 
 Level = Literal["P3", "P4", "P5"]
 
@@ -60,6 +60,37 @@ class ViTConfig:
     def stride(self) -> int:
         """What the sides of the input must be multiples of [px]."""
         return self.patch_size * self.window_grid
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """Residual network whose last three stages are aggregated at stride 16.
+
+    Attributes:
+        repeats: blocks of the four stages.
+        bottleneck: blocks of 1x1, 3x3 and 1x1 convolutions instead of two 3x3.
+        frozen_norms: norms keep the statistics and factors they start from.
+        frozen_stem: the first convolution and its norm are not trained.
+    """
+
+    repeats: tuple[int, int, int, int]
+    bottleneck: bool
+    frozen_norms: bool = False
+    frozen_stem: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.repeats) != 4 or min(self.repeats) < 1:
+            raise DataError(f"ResNetConfig.repeats must be four numbers of at least 1, got {self.repeats}")
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages."""
+        return sum(self.repeats)
+
+    @property
+    def stride(self) -> int:
+        """What the sides of the input must be multiples of [px]."""
+        return 32
 
 
 @dataclass(frozen=True)
@@ -117,16 +148,16 @@ class LWDETRConfig(DetectorConfig):
 
     Attributes:
         variant: name in ``VARIANTS``.
-        encoder: the vision transformer.
+        encoder: the vision transformer, or a residual network in its place.
         levels: maps the projector makes of the aggregated features.
         decoder: decoder sizes.
         optimizer: published learning rates.
         num_classes: logits a query; the published weights use COCO's category ids 0..90 as classes.
-        input_size: (height, width) [px]; multiples of 64.
+        input_size: (height, width) [px]; multiples of 64, with a residual network of 32.
     """
 
     variant: str
-    encoder: ViTConfig
+    encoder: ViTConfig | ResNetConfig
     levels: tuple[Level, ...]
     decoder: DecoderConfig
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -152,6 +183,7 @@ class LWDETRConfig(DetectorConfig):
 _DEEP = {"depth": 10, "windowed": (0, 1, 3, 6, 7, 9), "taken": (2, 4, 5, 9)}
 _NARROW = DecoderConfig(256, self_heads=8, cross_heads=16, num_points=2, num_queries=300)
 _WIDE = DecoderConfig(384, self_heads=12, cross_heads=24, num_points=4, num_queries=300)
+_CONVOLUTIONAL = OptimizerConfig(lr_encoder=1e-5, layer_decay=1.0, component_decay=1.0)
 
 VARIANTS: Mapping[str, LWDETRConfig] = MappingProxyType(
     {
@@ -183,9 +215,24 @@ VARIANTS: Mapping[str, LWDETRConfig] = MappingProxyType(
             decoder=_WIDE,
             optimizer=OptimizerConfig(weight_decay=1e-3, layer_decay=0.75, component_decay=0.5),
         ),
+        # No weights are published for these; projector and decoder are those of small and medium.
+        "resnet18": LWDETRConfig(
+            variant="resnet18",
+            encoder=ResNetConfig((2, 2, 2, 2), bottleneck=False),
+            levels=("P4",),
+            decoder=_NARROW,
+            optimizer=_CONVOLUTIONAL,
+        ),
+        "resnet50": LWDETRConfig(
+            variant="resnet50",
+            encoder=ResNetConfig((3, 4, 6, 3), bottleneck=True, frozen_norms=True, frozen_stem=True),
+            levels=("P4",),
+            decoder=_NARROW,
+            optimizer=_CONVOLUTIONAL,
+        ),
     }
 )
-"""The variants by name, each published at 640 x 640."""
+"""The variants by name, each for 640 x 640 px."""
 
 
 def get_config(variant: str, num_classes: int | None = None) -> LWDETRConfig:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import nn
 
 from carpus.models.lw_detr.model import LWDETR
 from carpus.models.lw_detr.projector import ConvX
+from carpus.models.lw_detr.resnet import BasicBlock, Bottleneck, ResNet
 from carpus.models.lw_detr.vit import ViT
 
 __all__ = ["deploy"]
@@ -38,10 +38,11 @@ def deploy(model: LWDETR, *, fuse: bool = True) -> LWDETR:
     slim.config = replace(slim.config, decoder=replace(slim.config.decoder, num_groups=1))
     if fuse:
         for module in slim.modules():
-            if isinstance(module, ConvX):
+            if isinstance(module, (ConvX, ResNet, BasicBlock, Bottleneck)):
                 module.fuse()
-        encoder = cast(ViT, slim.get_submodule("backbone.0.encoder"))
-        patch = slim.config.encoder.patch_size
-        encoder.fix_positions(slim.config.input_size[0] // patch, slim.config.input_size[1] // patch)
-        encoder.pos_embed = nn.Parameter(torch.empty(0), requires_grad=False)
+        encoder = slim.get_submodule("backbone.0.encoder")
+        if isinstance(encoder, ViT):
+            patch = encoder.config.patch_size
+            encoder.fix_positions(slim.config.input_size[0] // patch, slim.config.input_size[1] // patch)
+            encoder.pos_embed = nn.Parameter(torch.empty(0), requires_grad=False)
     return slim

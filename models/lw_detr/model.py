@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carpus.models.deimv2.layers import MLP
-from carpus.models.lw_detr.config import LWDETRConfig
+from carpus.models.lw_detr.config import LWDETRConfig, ViTConfig
 from carpus.models.lw_detr.decoder import Decoder, reparameterised
 from carpus.models.lw_detr.projector import Projector
+from carpus.models.lw_detr.resnet import ResNet
 from carpus.models.lw_detr.vit import Record, ViT
 from carpus.runtime.errors import DataError
 
@@ -33,7 +34,8 @@ class Backbone(nn.Module):
 
     def __init__(self, config: LWDETRConfig) -> None:
         super().__init__()
-        self.encoder = ViT(config.encoder)
+        encoder = config.encoder
+        self.encoder = ViT(encoder) if isinstance(encoder, ViTConfig) else ResNet(encoder)
         self.projector = Projector(self.encoder.out_channels, config.levels, config.decoder.hidden_dim)
 
     def forward(self, images: Tensor, record: Record | None = None) -> list[Tensor]:

@@ -17,7 +17,7 @@ __all__ = ["parameter_groups"]
 _ENCODER = "backbone.0.encoder."
 _DECODER = "transformer.decoder."
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
-_UNDECAYED = re.compile(r"gamma|pos_embed|rel_pos|bias|norm")
+_UNDECAYED = re.compile(r"gamma|pos_embed|rel_pos|bias|norm|\.bn\d|\.downsample\.1\.")
 
 
 def parameter_groups(model: nn.Module, depth: int, config: OptimizerConfig) -> tuple[ParameterGroup, ...]:
@@ -25,7 +25,8 @@ def parameter_groups(model: nn.Module, depth: int, config: OptimizerConfig) -> t
 
     Encoder parameters have the rate ``lr_encoder * layer_decay^(depth + 1 - id) * component_decay^2``, id 0 for patch
     and position embedding and block index + 1 for blocks; the decoder's have ``lr * component_decay``, all others
-    ``lr``. In the encoder layer scales, positions, biases and norms are not decayed; elsewhere everything is.
+    ``lr``. In the encoder layer scales, positions, biases and norms are not decayed; elsewhere everything is. A
+    residual network has no such ids: all of it has the rate of id 0, with decays of 1 in its published settings.
 
     Args:
         model: network with the official names.
