@@ -47,7 +47,7 @@ class Train:
     """Model family: deimv2, lw_detr, mamba_yolo or yolo_master."""
     variant: str | None = None
     """Member of the family, see `carpus models`; without it the smallest."""
-    recipe: Literal["tabletop", "official"] = "tabletop"
+    recipe: str = "tabletop"
     """Base recipe: `tabletop` for small data on a processor, `official` for COCO on accelerators."""
     init: Path | None = None
     """Checkpoint to start from, of this project or an official one; without it weights are random."""
