@@ -20,9 +20,12 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 WEIGHTS = Path("weights") / "deimv2-atto-tabletop.pt"
-PAGES = ("tour.md", "detectors.md", "export.md")
-CONSOLE = re.compile(r"(?<=^% run\n```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
-PYTHON = re.compile(r"(^% run\n```python\n)(.*?)(^```\n+```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+PAGES = ("tour.md", "detectors.md", "import.md", "export.md")
+BLOCK = re.compile(
+    r"(?<=^% run\n```console\n)(?P<commands>.*?)(?=^```$)"
+    r"|(?P<start>^% run\n```python\n)(?P<code>.*?)(?P<between>^```\n+```text\n).*?(?=^```$)",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def run(command: list[str] | str, folder: Path) -> str:
@@ -46,13 +49,17 @@ def console_block(text: str, folder: Path) -> str:
     return "".join(f"{line}\n{run(line.removeprefix('$ '), folder)}" for line in commands)
 
 
+def fresh_block(found: re.Match[str], folder: Path) -> str:
+    """A block with fresh outputs."""
+    if found["code"] is None:
+        return console_block(found["commands"], folder)
+    return found["start"] + found["code"] + found["between"] + run([sys.executable, "-c", found["code"]], folder)
+
+
 def refresh(page: Path, folder: Path) -> None:
-    """Run the blocks of a page and write it anew."""
-    text = CONSOLE.sub(lambda found: console_block(found.group(), folder), page.read_text(encoding="utf-8"))
-    text = PYTHON.sub(
-        lambda found: "".join(found.group(1, 2, 3)) + run([sys.executable, "-c", found.group(2)], folder), text
-    )
-    page.write_text(text, encoding="utf-8")
+    """Run the blocks of a page, in its order, and write it anew."""
+    text = page.read_text(encoding="utf-8")
+    page.write_text(BLOCK.sub(lambda found: fresh_block(found, folder), text), encoding="utf-8")
 
 
 def main() -> int:

@@ -35,10 +35,6 @@ COUNTERS = Known(r".*\.num_batches_tracked", "optional", "counts batches for nor
 """In the files of every family."""
 
 
-def _as_it_is(model: Any, state: Mapping[str, Tensor]) -> None:
-    """The configuration says all."""
-
-
 @dataclass(frozen=True)
 class Rules:
     """How the published files of a family are read.
@@ -48,7 +44,8 @@ class Rules:
         known: entries with a meaning of their own; the first that matches counts.
         class_head: expression for the name of one weight with exactly a row a class.
         class_rows: expression for the names of all entries whose first dimension is a row a class.
-        adapt: (network, weights by name) -> gives the network what its configuration does not say and the weights do.
+        adapter: (network, weights by name) -> gives the network what its configuration does not say and the weights
+            do; None where the configuration says all.
         hint: what to know of the family's files when one does not fit.
     """
 
@@ -56,12 +53,17 @@ class Rules:
     known: tuple[Known, ...]
     class_head: str
     class_rows: str
-    adapt: Callable[[Any, Mapping[str, Tensor]], None] = _as_it_is
+    adapter: Callable[[Any, Mapping[str, Tensor]], None] | None = None
     hint: str = ""
 
     def find(self, name: str) -> Known | None:
         """What is known of an entry; None when it is simply copied."""
         return next((known for known in self.known if re.fullmatch(known.pattern, name)), None)
+
+    def adapt(self, model: Any, state: Mapping[str, Tensor]) -> None:
+        """Give a network what its configuration does not say and the weights that it is about to get do."""
+        if self.adapter is not None:
+            self.adapter(model, state)
 
     def count_classes(self, state: Mapping[str, Tensor]) -> int | None:
         """The number of classes of weights by name; None when they have no such head."""

@@ -32,7 +32,7 @@ def yolo_rules(title: str, *known: Known, hint: str = "") -> Rules:
         known=(COUNTERS, _BINS, *known),
         class_head=_CLASS_HEAD,
         class_rows=r"model\.\d+\.cv3\.\d+\.2\.(weight|bias)",
-        adapt=_adopt_class_width,
+        adapter=_adopt_class_width,
         hint=hint,
     )
 
