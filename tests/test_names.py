@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from carpus.cli.main import main
 from carpus.export.families import EXPORT_FAMILIES, get_family
 from carpus.models.build import FAMILIES, build_criterion, build_model
 from carpus.models.deimv2 import config as deimv2
@@ -85,3 +88,18 @@ def test_configurations_of_all_families_change_size_alike(family: str) -> None:
         config.with_num_classes(0)
     with pytest.raises(DataError, match=rf"multiples of {config.input_stride} px, got \(192, 330\)"):
         config.with_input_size(192, 330)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "tabeltop"], "unknown recipe 'tabeltop' (did you mean 'tabletop'?)"),
+        (["--family", "lw-detr"], "unknown model family 'lw-detr' (did you mean 'lw_detr'?)"),
+        (["--family", "lw_detr", "--variant", "smal"], "unknown lw_detr variant 'smal' (did you mean 'small'?)"),
+    ],
+)
+def test_training_suggests_too(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--data", str(tmp_path), "--out", str(tmp_path / "run"), *arguments]) == 2
+    assert message in capsys.readouterr().err
