@@ -80,6 +80,9 @@ def _start(family: str, variant: str, size: tuple[int, int], seed: int, *, he_no
             nn.init.normal_(module.weight, 0.0, (2.0 / module.weight[0].numel()) ** 0.5)
         if isinstance(module, nn.BatchNorm2d) and ("attn" in name or "mlp" in name):
             nn.init.constant_(module.weight, 0.3)
+    for values in network.parameters():  # what starts at zero would say nothing
+        if values.requires_grad and values.dim() > 1 and not values.any():
+            nn.init.normal_(values, 0.0, 0.3 * values[0].numel() ** -0.5)
     return network
 
 
