@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from carpus.models.deimv2.checkpoint import load_into, load_state
+from carpus.models.deimv2.checkpoint import RULES, load_into
 from carpus.models.deimv2.config import get_config
 from carpus.models.deimv2.model import DEIMv2
+from carpus.models.published.fit import fill
 from carpus.models.published.reader import read_published
 from carpus.runtime.errors import DataError
 
@@ -45,7 +46,7 @@ def same(model: DEIMv2, state: dict[str, Tensor], but: str = " ") -> bool:
 def test_pth_layouts(wrap, state: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(wrap(state), tmp_path / "w.pth")
     model = fresh()
-    report = load_state(model, read_published(tmp_path / "w.pth").state, "w.pth")
+    report = fill(model, read_published(tmp_path / "w.pth").state, RULES, "w.pth")
     assert same(model, state)
     assert report.renewed == ()
 
@@ -63,7 +64,7 @@ def test_safetensors_without_aliases(state: dict[str, Tensor], tmp_path: Path) -
 def test_constants_as_floats_and_other_input_size(state: dict[str, Tensor]) -> None:
     changed = {**state, "decoder.reg_scale": torch.tensor([4.0]), "decoder.anchors": torch.zeros(1, 7, 4)}
     model = fresh()
-    load_state(model, changed, "w")
+    fill(model, changed, RULES, "w")
     assert same(model, state)
 
 
@@ -105,7 +106,7 @@ def test_what_does_not_fit(change, message: str, state: dict[str, Tensor]) -> No
     model = fresh()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(DataError, match=message):
-        load_state(model, change(state), "weights.pth")
+        fill(model, change(state), RULES, "weights.pth")
     assert same(model, before)
 
 

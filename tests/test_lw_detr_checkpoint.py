@@ -12,7 +12,7 @@ from torch import Tensor
 
 from carpus.models.data.coco import CategoryMap
 from carpus.models.engine_init import initialise
-from carpus.models.lw_detr.checkpoint import RULES, load_state
+from carpus.models.lw_detr.checkpoint import RULES
 from carpus.models.lw_detr.model import LWDETR
 from carpus.models.published.fit import fill
 from carpus.models.published.reader import read_published
@@ -110,5 +110,5 @@ def test_what_does_not_fit_is_named_and_nothing_loaded(change: Any, message: str
     model = fresh()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(DataError, match=message):
-        load_state(model, wrong, "w")
+        fill(model, wrong, RULES, "w")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

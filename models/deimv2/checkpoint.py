@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from carpus.models.deimv2.backbone_checkpoint import is_transformer_only, load_transformer
 from carpus.models.deimv2.model import DEIMv2
-from carpus.models.published.fit import Fit, fill
 from carpus.models.published.reader import read_published
 from carpus.models.published.rules import COUNTERS, Known, Rules
-from carpus.models.published.start import describe_start
+from carpus.models.published.start import start_with
 
-__all__ = ["RULES", "load_into", "load_state"]
+__all__ = ["RULES", "load_into"]
 
 RULES = Rules(
     title="DEIMv2",
@@ -39,11 +37,6 @@ RULES = Rules(
 )
 
 
-def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Fit:
-    """Fill a network from weights that must fit exactly; see `carpus.models.published.fit.fill`."""
-    return fill(model, state, RULES, source)
-
-
 def load_into(model: nn.Module, path: Path) -> str:
     """Start a network from a published file; with another number of classes all but the classification rows is kept.
 
@@ -58,5 +51,4 @@ def load_into(model: nn.Module, path: Path) -> str:
     weights = read_published(path)
     if is_transformer_only(weights.state):
         return load_transformer(cast(DEIMv2, model), weights.state, f"checkpoint {path}").describe(path)
-    fit = fill(model, weights.state, RULES, f"checkpoint {path}", other_classes=True)
-    return f"starting from {path} ({describe_start(model, weights, fit, RULES)})"
+    return start_with(model, weights, RULES)

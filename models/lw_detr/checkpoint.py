@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from carpus.models.lw_detr.resnet import is_resnet_only, load_resnet
-from carpus.models.published.fit import Fit, fill
 from carpus.models.published.reader import read_published
 from carpus.models.published.rules import COUNTERS, Rules
-from carpus.models.published.start import start_from
+from carpus.models.published.start import start_with
 
-__all__ = ["RULES", "load_into", "load_state"]
+__all__ = ["RULES", "load_into"]
 
 RULES = Rules(
     title="LW-DETR",
@@ -22,11 +20,6 @@ RULES = Rules(
     class_rows=r"(class_embed|transformer\.enc_out_class_embed\.\d+)\.(weight|bias)",
     hint="Files for COCO have 91 classes, which are its category ids.",
 )
-
-
-def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Fit:
-    """Fill a network from weights that must fit exactly; see `carpus.models.published.fit.fill`."""
-    return fill(model, state, RULES, source)
 
 
 def load_into(model: nn.Module, path: Path) -> str:
@@ -40,9 +33,9 @@ def load_into(model: nn.Module, path: Path) -> str:
     Raises:
         DataError: an unreadable file, or weights of another architecture.
     """
-    state = read_published(path).state
-    if not is_resnet_only(state):
-        return start_from(model, path, RULES)
-    fit = load_resnet(model.get_submodule("backbone.0.encoder"), state, f"checkpoint {path}")
+    weights = read_published(path)
+    if not is_resnet_only(weights.state):
+        return start_with(model, weights, RULES)
+    fit = load_resnet(model.get_submodule("backbone.0.encoder"), weights.state, f"checkpoint {path}")
     unused = f"; not used: {', '.join(name for name, _ in fit.not_taken)}" if fit.not_taken else ""
     return f"encoder starts from {path} ({len(fit.copied)} entries{unused}); everything else from random weights"

@@ -11,7 +11,7 @@ from carpus.models.published.fit import Fit, fill
 from carpus.models.published.reader import PublishedWeights, read_published
 from carpus.models.published.rules import Rules
 
-__all__ = ["describe_start", "start_from"]
+__all__ = ["start_from", "start_with"]
 
 
 def start_from(model: nn.Module, path: Path, rules: Rules) -> str:
@@ -23,13 +23,16 @@ def start_from(model: nn.Module, path: Path, rules: Rules) -> str:
     Raises:
         DataError: an unreadable file, or weights of another architecture.
     """
-    weights = read_published(path)
-    fit = fill(model, weights.state, rules, f"checkpoint {path}", other_classes=True)
-    return f"starting from {path} ({describe_start(model, weights, fit, rules)})"
+    return start_with(model, read_published(path), rules)
 
 
-def describe_start(model: Any, weights: PublishedWeights, fit: Fit, rules: Rules) -> str:
-    """What was taken of published weights, and what starts anew, without the file's name."""
+def start_with(model: Any, weights: PublishedWeights, rules: Rules) -> str:
+    """The same from weights that were read."""
+    fit = fill(model, weights.state, rules, f"checkpoint {weights.path}", other_classes=True)
+    return f"starting from {weights.path} ({_what(model, weights, fit, rules)})"
+
+
+def _what(model: Any, weights: PublishedWeights, fit: Fit, rules: Rules) -> str:
     averaged = "averaged weights" if weights.choice == "ema" else "weights"
     taken = f"published {averaged} under {weights.layout}; {len(fit.copied)} entries kept"
     if not fit.renewed:

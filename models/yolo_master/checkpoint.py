@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor, nn
-
-from carpus.models.published.fit import Fit, fill
 from carpus.models.published.rules import Known
 from carpus.models.yolo.checkpoint import yolo_rules
 
-__all__ = ["RULES", "load_state"]
+__all__ = ["RULES"]
 
 RULES = yolo_rules(
     "YOLO-Master",
@@ -24,8 +19,3 @@ RULES = yolo_rules(
         "are not read."
     ),
 )
-
-
-def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> Fit:
-    """Fill a network from weights that must fit exactly; see `carpus.models.published.fit.fill`."""
-    return fill(model, state, RULES, source)
