@@ -136,7 +136,7 @@ def read_records(path: Path) -> Records:
             f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or is damaged "
             f"({type(error).__name__}: {error})."
         ) from error
-    except (AttributeError, IndexError, RuntimeError, NotImplementedError, RecursionError) as error:
+    except (AttributeError, IndexError, ArithmeticError, MemoryError, RuntimeError, SyntaxError) as error:
         raise DataError(f"Checkpoint {path} is damaged ({type(error).__name__}: {error}).") from error
 
 
@@ -148,7 +148,10 @@ def module_state(module: Record) -> dict[str, Tensor]:
     """
     if not isinstance(module.attributes.get("_modules"), dict):
         raise DataError(f"{module!r} is no pickled module: it has no submodules, parameters and buffers.")
-    return dict(_walk(module, ""))
+    try:
+        return dict(_walk(module, ""))
+    except (RecursionError, AttributeError, TypeError) as error:
+        raise DataError(f"{module!r} is damaged: its tree of submodules is none ({type(error).__name__}).") from error
 
 
 def _walk(module: Record, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -173,6 +176,11 @@ def _rebuild_parameter(data: Tensor, *_: Any) -> Tensor:
     return data
 
 
+def _rebuild_with_type(rebuild: Callable[..., Any], kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
+    """A tensor that has attributes, or is of a class of its own: the plain tensor."""
+    return rebuild(*arguments)
+
+
 # What is called while reading; nothing else is. None of it does more than make a container or a view.
 _SAFE: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
@@ -186,6 +194,8 @@ _SAFE: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _rebuild_parameter,  # with attributes, such as marks for decay
+    ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_with_type,
 }
 
 
@@ -220,6 +230,8 @@ class _Reader(pickle.Unpickler):
             raise pickle.UnpicklingError(f"unknown storage {identity!r}")
         if key not in self._storages:
             data = self._archive.read(f"{self._folder}data/{key}")
+            if len(data) % dtype.itemsize:
+                raise pickle.UnpicklingError(f"storage {key} has {len(data)} bytes, which are no numbers of {dtype}")
             values = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
             if len(values) < count:
                 raise pickle.UnpicklingError(f"storage {key} holds {len(values)} of {count} numbers")

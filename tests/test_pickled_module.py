@@ -76,6 +76,31 @@ def test_views_of_one_storage_keep_their_place(tmp_path: Path) -> None:
     assert torch.equal(again, whole)
 
 
+def test_tensors_with_attributes_and_classes_of_their_own(tmp_path: Path) -> None:
+    marked, plain = nn.Parameter(torch.ones(3)), torch.arange(3.0)
+    marked._no_weight_decay = True
+    plain.note = "of the authors"  # type: ignore[attr-defined]
+
+    class Buffer(torch.Tensor):
+        pass
+
+    Buffer.__qualname__ = "Buffer"
+    sys.modules[__name__].Buffer = Buffer  # type: ignore[attr-defined]
+    torch.save([marked, plain, torch.arange(4.0).as_subclass(Buffer)], tmp_path / "marked.pt")
+    del sys.modules[__name__].Buffer  # type: ignore[attr-defined]
+    found = read_records(tmp_path / "marked.pt").content
+    assert [type(value) for value in found] == [torch.Tensor] * 3
+    assert [value.tolist() for value in found] == [[1.0] * 3, [0.0, 1.0, 2.0], [0.0, 1.0, 2.0, 3.0]]
+
+
+def test_a_module_inside_itself_is_damaged(foreign: Any, tmp_path: Path) -> None:
+    net = foreign.Net()
+    net._modules["again"] = net
+    torch.save(net, tmp_path / "endless.pt")
+    with pytest.raises(DataError, match=r"its tree of submodules is none .RecursionError"):
+        module_state(read_records(tmp_path / "endless.pt").content)
+
+
 class Evil:
     """Would make a file when it is unpickled the usual way."""
 

@@ -18,6 +18,7 @@ from carpus.models.deimv2.backbone_checkpoint import (
     load_transformer,
 )
 from carpus.models.engine_checkpoint import FORMAT as TRAINING_FORMAT
+from carpus.models.lw_detr.resnet import is_resnet_only
 from carpus.models.published.classes import name_classes
 from carpus.models.published.fit import Fit, compare, fill, listing, spaced
 from carpus.models.published.folder import ImportedWeights, Part, find_config
@@ -138,6 +139,8 @@ def _unrecognised(weights: PublishedWeights, family: str | None, candidates: lis
     where = f"any variant of {family}" if family else "any variant of any family"
     elsewhere = "" if family is None else suggestion(fits_instead(weights.state, family, ""))
     if not candidates:
+        if is_resnet_only(weights.state):
+            return f"{weights.path} holds a ResNet alone, which `carpus train --family lw_detr --init` takes as it is."
         names = ", ".join(list(weights.state)[:3])
         return f"{weights.path} does not fit {where}, not even in part; its first names are {names}.{elsewhere}"
     best = candidates[0]
