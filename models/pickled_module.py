@@ -13,6 +13,7 @@ import collections
 import io
 import math
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def read_records(path: Path) -> Records:
             f"Checkpoint {path} cannot be read: it is no file that torch.save wrote, or is damaged "
             f"({type(error).__name__}: {error})."
         ) from error
-    except (AttributeError, IndexError, ArithmeticError, MemoryError, RuntimeError, SyntaxError) as error:
+    except (AttributeError, LookupError, ArithmeticError, MemoryError, RuntimeError, SyntaxError) as error:
         raise DataError(f"Checkpoint {path} is damaged ({type(error).__name__}: {error}).") from error
 
 
@@ -199,9 +200,18 @@ _SAFE: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
+def _check_numbering(data: bytes) -> None:
+    """Refuse objects with higher numbers than a file of this length has: room for all below would be made for them."""
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(data):
+            raise pickle.UnpicklingError(f"object number {argument} in {len(data)} bytes")
+
+
 class _Reader(pickle.Unpickler):
     def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
-        super().__init__(io.BytesIO(archive.read(name)), encoding="utf-8")
+        data = archive.read(name)
+        _check_numbering(data)
+        super().__init__(io.BytesIO(data), encoding="utf-8")
         self._archive = archive
         self._folder = name.removesuffix("data.pkl")
         self._storages: dict[str, Tensor] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,13 @@ def test_a_module_inside_itself_is_damaged(foreign: Any, tmp_path: Path) -> None
     torch.save(net, tmp_path / "endless.pt")
     with pytest.raises(DataError, match=r"its tree of submodules is none .RecursionError"):
         module_state(read_records(tmp_path / "endless.pt").content)
+
+
+def test_a_number_that_would_take_all_memory_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "huge.pt", "w") as archive:
+        archive.writestr("huge/data.pkl", b"\x80\x02}r" + (2**31).to_bytes(4, "little") + b".")
+    with pytest.raises(DataError, match="object number 2147483648 in 9 bytes"):
+        read_records(tmp_path / "huge.pt")
 
 
 class Evil:
