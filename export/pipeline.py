@@ -175,7 +175,8 @@ def export_bundle(
     forms = [_Form("onnx", "fp32", {"model.onnx": with_metadata(network, metadata)}, OPSET)]
     for precision in openvino:
         say(f"converting to OpenVINO {precision}")
-        xml, weights = export_openvino(network.SerializeToString(), metadata, precision)
+        exact = family.exact_weights(source.module) if precision == "fp16" else []
+        xml, weights = export_openvino(network.SerializeToString(), metadata, precision, exact=exact)
         folder = "openvino" if precision == "fp32" else f"openvino-{precision}"
         forms.append(_Form("openvino", precision, {f"{folder}/model.xml": xml, f"{folder}/model.bin": weights}))
 
@@ -192,7 +193,10 @@ def export_bundle(
         )
     failed = [record for record in parity if not record.passed]
     if failed:
-        raise ParityError(f"{failure(failed[0])}; no bundle was written", parity)
+        advice = (
+            "" if "fp32" in {record.precision for record in failed} else "; without the fp16 artefact all forms pass"
+        )
+        raise ParityError(f"{failure(failed[0])}; no bundle was written{advice}", parity)
     manifest = content.write(out, replace(draft, parity=parity))
     say(f"wrote {out}")
     return Exported(out, manifest)
