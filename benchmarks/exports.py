@@ -30,7 +30,7 @@ from carpus.runtime.errors import CarpusError
 from carpus.runtime.parity import ParityError
 from carpus.runtime.spec import ClassInfo, ParityRecord
 
-MOST_NOISE = 2e-5
+MOST_NOISE = 5e-6
 """Greatest change of a score that a change of 1e-6 in the pixels may make."""
 
 ENOUGH_APART = 0.3
