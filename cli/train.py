@@ -50,7 +50,7 @@ class Train:
     recipe: str = "tabletop"
     """Base recipe: `tabletop` for small data on a processor, `official` for COCO on accelerators."""
     init: Path | None = None
-    """Checkpoint to start from, of this project or an official one; without it weights are random."""
+    """Checkpoint to start from: of this project, imported, or an official one; without it weights are random."""
     seed: int = 0
     """Same seed, same data, same number of threads on a CPU: same weights."""
 
