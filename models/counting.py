@@ -7,6 +7,7 @@ matrix products are counted as they are called, a multiply-accumulate as two ope
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -161,8 +162,17 @@ _COUNTED: Mapping[Any, Callable[..., None]] = MappingProxyType(
         ),
     }
 )
+
+
+def _arange(*bounds: float, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    whole = all(isinstance(bound, int) for bound in bounds)
+    return torch.empty(math.ceil((stop - start) / step), dtype=dtype or (torch.int64 if whole else None), device="meta")
+
+
 _SHAPED: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
     {
+        torch.arange: _arange,
         F.linear: lambda x, weight, bias=None: x.new_empty(*x.shape[:-1], weight.shape[0]),
         F.grid_sample: lambda x, grid, *_, **__: x.new_empty(*x.shape[:2], *grid.shape[1:-1]),
         # the images that chose an expert: all, as far as shapes can tell
@@ -209,6 +219,8 @@ class _Unfilled(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name.endswith("_") and not name.endswith("__") and (args or "tensor" in kwargs):
             return args[0] if args else kwargs["tensor"]
+        if func is torch.arange and "device" not in kwargs:
+            return _arange(*args, **kwargs)
         same = _same(func, args) if args and isinstance(args[0], Tensor) and args[0].is_meta else None
         return func(*args, **kwargs) if same is None else same
 
