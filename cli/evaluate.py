@@ -47,10 +47,12 @@ class Evaluate:
         for option, value in (("limit", self.limit), ("batch", self.batch)):
             if value is not None and value < 1:
                 raise DataError(f"--{option}: expected at least 1, got {value}")
-        # A threshold of 0, whatever the bundle's own: cutting weak detections cuts the precision-recall curve.
         with Detector.open(
-            self.bundle, self.backend, num_threads=self.threads, score_threshold=0.0, precision=self.precision
+            self.bundle, self.backend, num_threads=self.threads, evaluation=True, precision=self.precision
         ) as detector:
+            # Whatever the bundle's own: cutting weak detections cuts the precision-recall curve. Suppression keeps the
+            # published 0.001, below which there are thousands of candidates an image.
+            detector.score_threshold = 0.001 if detector.suppresses else 0.0
             manifest = detector.manifest
             categories = CategoryMap(manifest.class_names, tuple(info.dataset_id for info in manifest.classes))
             dataset = load_coco(*locate_split(self.dataset), categories=categories)

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, NamedTuple
 
@@ -66,6 +67,7 @@ class Detector:
         score_threshold: float | None = None,
         iou_threshold: float | None = None,
         classes: Iterable[int | str] | None = None,
+        evaluation: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if manifest.kind != "detector" or manifest.preprocess is None or manifest.postprocess is None:
@@ -77,6 +79,8 @@ class Detector:
         self._lock = threading.Lock()
         self._preprocessor = Preprocessor(manifest.preprocess)
         self._postprocess = manifest.postprocess
+        if evaluation and manifest.postprocess.kind == "nms":
+            self._postprocess = replace(manifest.postprocess, multi_label=True, in_graph=False)
         self._class_names = manifest.class_names
         self._class_ids: np.ndarray | None = None
         self._score_threshold = manifest.postprocess.score_threshold
@@ -100,6 +104,7 @@ class Detector:
         score_threshold: float | None = None,
         iou_threshold: float | None = None,
         classes: Iterable[int | str] | None = None,
+        evaluation: bool = False,
         precision: Literal["fp32", "fp16", "int8"] | None = None,
     ) -> Detector:
         """Open a bundle.
@@ -112,6 +117,8 @@ class Detector:
             iou_threshold: greatest IoU of two detections of one class in 0..1, or None for the bundle's own; only for
                 a bundle with non-maximum suppression.
             classes: class names or ids to look for, or None for all.
+            evaluation: as average precision is measured: where the bundle suppresses, every class of a position is a
+                candidate of its own. The runtime suppresses then, and not the graph.
             precision: which artefact, or None for the first listed of the backend's best format.
 
         Raises:
@@ -128,6 +135,7 @@ class Detector:
                     score_threshold=score_threshold,
                     iou_threshold=iou_threshold,
                     classes=classes,
+                    evaluation=evaluation,
                 )
             except BaseException:
                 loaded.close()
@@ -327,7 +335,8 @@ class Detector:
     def _set_thresholds(self, backend: Backend) -> tuple[float, float]:
         """The thresholds of now, which the graph gets too where it suppresses."""
         thresholds = self._score_threshold, self._iou_threshold
-        for name, value in zip(THRESHOLD_INPUTS, thresholds, strict=True):
+        # A graph whose detections nobody reads has the least work when no score counts.
+        for name, value in zip(THRESHOLD_INPUTS, thresholds if self._postprocess.in_graph else (1.0, 1.0), strict=True):
             if name in backend.scalars:
                 backend.scalars[name][0] = value
         return thresholds

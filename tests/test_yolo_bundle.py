@@ -89,6 +89,15 @@ def test_thresholds_of_the_moment_need_no_new_export(backend: str) -> None:
         assert counts[0] > counts[1] > counts[2] > counts[4] == 0 < counts[3]
 
 
+def test_evaluation_takes_every_class_of_a_position() -> None:
+    names = [info.name for info in CLASSES]
+    wanted = ModelDetector(TinyYOLO().eval(), names, yolo_preprocess(SIZE), yolo_postprocess(evaluation=True))(PICTURES)
+    with Detector.open(tiny_bundle(), "onnxruntime", score_threshold=0.001, evaluation=True) as detector:
+        found = detector.detect_batch(PICTURES)
+    assert all(agree(one, right) for one, right in zip(found, wanted, strict=True))
+    assert sum(map(len, found)) > sum(map(len, expected(0.001, 0.7)))
+
+
 def test_a_choice_of_classes_leaves_the_others_out_of_everything() -> None:
     spec = yolo_postprocess()
     with Detector.open(tiny_bundle(), "onnxruntime", classes=["cup"], iou_threshold=0.3) as detector:
