@@ -95,8 +95,9 @@ class Artefact:
 class Reference:
     """Stored inputs and outputs that ``carpus verify`` runs every backend against.
 
-    The file is an .npz with, for case ``i`` = 0..cases-1: ``image_<i>`` (H, W, 3) uint8 RGB and, for each graph output,
-    ``<output>_<i>`` as the trained module computed it from that image, without the batch axis.
+    The file is an .npz with, for case ``i`` = 0..cases-1: ``image_<i>`` (H, W, 3) uint8 RGB and, for the outputs that
+    the postprocessing names as logits and boxes, ``<output>_<i>`` as the trained module computed it from that image,
+    without the batch axis.
 
     Attributes:
         file: the .npz.
