@@ -16,14 +16,16 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from carpus.export.families import get_family
-from carpus.export.images import procedural_images
+from carpus.export.images import procedural_images, shrink
 from carpus.export.pipeline import ExportSource, export_bundle
 from carpus.models.build import FAMILIES, build_model, find_family
 from carpus.runtime.errors import CarpusError
@@ -39,29 +41,39 @@ ENOUGH_APART = 0.3
 CLASSES = tuple(ClassInfo(f"class {index}", index) for index in range(20))
 
 
-def make_network(family: str, variant: str, size: tuple[int, int], seed: int = 0) -> tuple[nn.Module, float]:
+def make_network(
+    family: str, variant: str, size: tuple[int, int], compared: Sequence[np.ndarray], seed: int = 0
+) -> tuple[nn.Module, float]:
     """A random network in eval mode whose answers depend on the picture and are sure of some boxes.
 
     Random layers with norms that fit one another exactly answer tiny changes with large ones, as no trained network
     does; norms that fit less well pass on little of the picture. Of several mixtures the first is taken that keeps a
     change of 1e-6 small and tells pictures well apart, or else the one that tells them apart best.
 
+    Args:
+        family: of the network.
+        variant: of the family.
+        size: (height, width) of the input [px].
+        compared: at least two pictures (H, W, 3) uint8 that it will be asked about.
+        seed: of the weights.
+
     Returns:
         The network, and the greatest difference of a score between two pictures.
     """
     family_of = get_family(family)
-    pictures = [picture.pixels for picture in procedural_images(6, seed=seed + 1)]
-    network = _start(family, variant, size, seed)
-    images = torch.from_numpy(family_of.preprocess(network, size)(pictures)[0])
+    preprocess = family_of.preprocess(_start(family, variant, size, seed), size)
+    seen = [picture.pixels for picture in procedural_images(4, seed=seed + 1)]
+    seen_images, images = (torch.from_numpy(preprocess(list(some))[0]) for some in (seen, compared))
+    moved_images = images + 1e-6 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     best: tuple[float, dict[str, torch.Tensor]] | None = None
     for he_normal in (False, True):
         for share in (1.0, 0.85, 0.7, 0.5):
             network = _start(family, variant, size, seed, he_normal=he_normal)
-            _settle(network, images[:4], share)
-            _make_sure(network, family, variant, images[4:])
+            _settle(network, seen_images, share)
+            _make_sure(network, family, variant, images)
             with torch.no_grad():
-                first, second, moved = (network(x)["pred_logits"].sigmoid() for x in _probes(images[4:]))
-            noise, difference = (float((first - other).abs().max()) for other in (moved, second))
+                scores, moved = (network(x)["pred_logits"].sigmoid() for x in (images, moved_images))
+            noise, difference = float((scores - moved).abs().max()), float((scores[0] - scores[1]).abs().max())
             if noise < MOST_NOISE and (best is None or difference > best[0]):
                 best = (difference, network.state_dict())
                 if difference > ENOUGH_APART:
@@ -113,15 +125,11 @@ def _make_sure(network: nn.Module, family: str, variant: str, images: torch.Tens
                     values.sub_(gain * middle + 4.0)
 
 
-def _probes(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A picture, another one, and the first with a change of 1e-6."""
-    noise = torch.randn(images[:1].shape, generator=torch.Generator().manual_seed(0))
-    return images[:1], images[1:2], images[:1] + 1e-6 * noise
-
-
 def run(family: str, variant: str, size: tuple[int, int], pictures: int) -> dict[str, Any]:
     """Export one variant and hold it to the limits."""
-    network, apart = make_network(family, variant, size)
+    shown = procedural_images(max(pictures, 2), seed=7)
+    compared = [picture.pixels for picture in [*shown, *(shrink(picture, 320) for picture in shown)]]
+    network, apart = make_network(family, variant, size, compared)
     source = ExportSource(network, family, variant, size, CLASSES, name=f"{family}-{variant}")
     row: dict[str, Any] = {"family": family, "variant": variant, "size": size, "score_apart": apart, "error": ""}
     steps: list[tuple[float, str]] = []
@@ -132,7 +140,7 @@ def run(family: str, variant: str, size: tuple[int, int], pictures: int) -> dict
             records = export_bundle(
                 source,
                 out,
-                images=procedural_images(pictures, seed=7),
+                images=shown[:pictures],
                 num_threads=1,
                 progress=lambda line: steps.append((time.process_time(), line)),
             ).parity
