@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tests.goldens.mamba_yolo_forward import plain_formulas
 from tests.goldens.weights import named_values
+from tests.goldens.yolo_common import weights_schema
 
 __all__ = ["deimv2_training", "lw_detr_training", "official_state", "pickled_detector", "schema_folder"]
 
@@ -28,14 +31,15 @@ def schema_folder(family: str, variant: str) -> Path:
     return GOLDENS / family / variant
 
 
-def official_state(schema: Path, seed: str = "") -> dict[str, Tensor]:
-    """A state dict with the names, shapes and types of a schema, and values from the names.
+def official_state(schema: Path) -> dict[str, Tensor]:
+    """A state dict with the names, shapes and types of a schema, and the values that it gives them.
 
     Args:
         schema: folder with schema.json.
-        seed: changes all values that are not fixed.
     """
     content = json.loads((schema / "schema.json").read_text(encoding="utf-8"))
+    rules = content if "kept_values" in content or "aliases" in content else weights_schema(plain_formulas(content))
+    formulas = [(entry["match"], entry["formula"]) for entry in rules.get("overrides", [])]
     kept = content.get("kept_values", {})
     aliases = content.get("aliases", {})
     state: dict[str, Tensor] = {}
@@ -52,7 +56,8 @@ def official_state(schema: Path, seed: str = "") -> dict[str, Tensor]:
         elif last == "num_points_scale":
             state[name] = _points_scale(content["hyperparameters"], shape)
         elif dtype.is_floating_point:
-            state[name] = torch.from_numpy(np.ascontiguousarray(named_values(source + seed, tuple(shape))))
+            formula = next((text for pattern, text in formulas if re.fullmatch(pattern, source)), None)
+            state[name] = torch.from_numpy(np.ascontiguousarray(named_values(source, tuple(shape), formula)))
         else:
             state[name] = torch.zeros(shape, dtype=dtype)
     return state

@@ -86,3 +86,14 @@ def test_published_file_to_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert manifest.provenance.recipe["source.sha256"] == report["source"]["sha256"]
     assert main(["verify", str(out)]) == 0
     assert "passed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_pickled_module_to_bundle(tmp_path: Path) -> None:
+    place, _ = yolo("yolo_master", "esmoe-n", tmp_path)
+    out = tmp_path / "out.carpus"
+    assert main(["export", str(place), "--out", str(out), "--num-images", "1", "--precision", "onnx"]) == 0
+    with Bundle.open(out) as bundle:
+        manifest = bundle.manifest
+    assert (manifest.family, manifest.variant, manifest.licence) == ("yolo_master", "esmoe-n", "MIT")
+    assert all(record.passed for record in manifest.parity)
