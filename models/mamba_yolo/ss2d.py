@@ -106,7 +106,7 @@ class Mamba3CrossScan(nn.Module):
             Mamba3Inputs(
                 q=self.C_norm(read).unsqueeze(2),
                 k=self.B_norm(write).unsqueeze(2),
-                v=sequences.permute(0, 3, 1, 2).reshape(len(x), height * width, -1, self.headdim),
+                v=sequences.permute(0, 3, 1, 2).unflatten(3, (-1, self.headdim)).flatten(2, 3),
                 log_decay=decay_rate(rate.flatten(2)) * dt,
                 dt=dt,
                 trap=trap.flatten(2),
