@@ -77,7 +77,12 @@ def decay_scan(
     y = (readers @ writers.transpose(-1, -2) * weights) @ values
 
     written = values.transpose(-1, -2) @ (writers * to_end.unsqueeze(-1))
-    h = q.new_zeros(batch, heads, v.shape[-1], states) if initial_state is None else initial_state
+    if initial_state is not None:
+        h = initial_state
+    elif torch.compiler.is_exporting():  # zeros without a batch size computed in the graph
+        h = written[:, :, 0] * 0.0
+    else:
+        h = q.new_zeros(batch, heads, v.shape[-1], states)
     before = []
     for whole, chunk in zip(torch.exp(total[..., -1]).unbind(2), written.unbind(2), strict=True):
         before.append(h)
