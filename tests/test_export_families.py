@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from benchmarks.exports import run
 from carpus.export.families import EXPORT_FAMILIES, get_family
 from carpus.models.build import FAMILIES, build_model
+from carpus.models.mamba_yolo.config import get_config as find_mamba
+from carpus.models.mamba_yolo.ss2d import SS2D
 from carpus.models.yolo_master.config import get_config
 from carpus.models.yolo_master.deploy import BranchedExperts, GatheredExperts
 from carpus.models.yolo_master.moe import build_moe
@@ -56,21 +58,23 @@ class _Answer(nn.Module):
         self.layer = layer
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.layer(images)[0]
+        answer = self.layer(images)
+        return answer if isinstance(answer, Tensor) else answer[0]
 
 
 def runtimes(layer: nn.Module, channels: int) -> dict[str, Any]:
     """A layer's exported graph on each runtime."""
     example = torch.zeros(2, channels, *SIZE)
-    program = torch.onnx.export(
-        _Answer(layer).eval(),
-        (example,),
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("N", min=1, max=64)},),
-        input_names=["images"],
-        opset_version=18,
-        verbose=False,
-    )
+    with torch.no_grad():
+        program = torch.onnx.export(
+            _Answer(layer).eval(),
+            (example,),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("N", min=1, max=64)},),
+            input_names=["images"],
+            opset_version=18,
+            verbose=False,
+        )
     assert program is not None
     model = onnx_ir.serde.serialize_model(program.model).SerializeToString()
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -125,6 +129,20 @@ def test_images_of_a_batch_choose_for_themselves() -> None:
     assert len({tuple(sorted(row)) for row in chosen.tolist()}) > 1
     for name, answer in runtimes(BranchedExperts(copy.deepcopy(layer)), 16).items():
         np.testing.assert_allclose(answer(images.numpy()), expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["T", "mamba3-T"])
+def test_scans_take_any_batch(variant: str) -> None:
+    torch.manual_seed(0)
+    layer = SS2D(16, find_mamba(variant).scan).eval()
+    answers = runtimes(layer, 16)
+    for batch in (1, 3):
+        images = torch.randn(batch, 16, *SIZE)
+        with torch.inference_mode():
+            expected = layer(images).numpy()
+        for name, answer in answers.items():
+            np.testing.assert_allclose(answer(images.numpy()), expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
