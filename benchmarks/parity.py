@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,6 @@ from carpus.runtime.backends import BACKENDS
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.detections import Detections
 from carpus.runtime.detector import Detector
-from carpus.runtime.spec import Postprocess
 from carpus.runtime.verify import measure
 
 Predict = Callable[[Sequence[np.ndarray]], Sequence[Detections]]
