@@ -160,7 +160,10 @@ def test_wrong_inputs(shape: tuple[int, ...], message: str) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: build_model("yolo", "n", 3), r"unknown model family 'yolo' \(did you mean 'yolo_master' or 'mamba_yolo'\?\); known families: deimv2"),
+        (
+            lambda: build_model("yolo", "n", 3),
+            r"unknown model family 'yolo' \(did you mean 'yolo_master' or 'mamba_yolo'\?\); known families: deimv2",
+        ),
         (
             lambda: build_model("deimv2", "xl", 3),
             r"unknown deimv2 variant 'xl' \(did you mean 'l' or 'x'\?\); known variants: atto, femto, pico, n, s",

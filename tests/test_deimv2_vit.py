@@ -165,7 +165,8 @@ def test_wrong_backbone_files() -> None:
     with pytest.raises(DataError, match=r"left over: blocks\.0\.mlp\.fc1"):
         load_transformer(small("x"), state, "file")
     state["blocks.1.attn.qkv.bias_mask"].fill_(math.nan)
-    with pytest.raises(DataError, match=r"1 contradictory: blocks\.1\.attn\.qkv\.bias_mask has values that are not finite"):
+    message = r"1 contradictory: blocks\.1\.attn\.qkv\.bias_mask has values that are not finite"
+    with pytest.raises(DataError, match=message):
         load_transformer(small("l"), state, "file")
     del state["blocks.1.attn.qkv.bias_mask"]
     with pytest.raises(DataError, match=r"1 missing: blocks\.1\.attn\.qkv\.bias_mask"):

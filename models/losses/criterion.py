@@ -130,8 +130,8 @@ class DEIMCriterion(nn.Module):
 
         Returns:
             Weighted scalar losses: "loss_mal" (or "loss_vfl"), "loss_bbox", "loss_giou", "loss_fgl", "loss_ddf" for the
-            last layer (without the last), with "_<set>" appended for other sets ("_dense" for the encoder's positions where the
-            model supervises all of them). Their plain sum is the loss.
+            last layer (without the last), with "_<set>" appended for other sets ("_dense" for the encoder's positions
+            where the model supervises all of them). Their plain sum is the loss.
 
         Raises:
             DataError: targets or outputs that do not fit each other.
