@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from carpus.models.data.coco import CategoryMap, CocoDataset, locate_split
 from carpus.models.data.coco_reader import load_coco
 from carpus.models.evaluate import evaluate_coco
 from carpus.models.predict import ModelDetector
+from carpus.models.train_families import TRAIN_FAMILIES
 from carpus.runtime.backends import BACKENDS
 from carpus.runtime.bundle import Bundle
 from carpus.runtime.detections import Detections
@@ -71,7 +71,7 @@ def main() -> int:
     print("backend       weights  boxes [px]  scores    others  detections  differ     AP")
     expected = None
     if scored is not None:
-        spec = replace(family.postprocess, activation="sigmoid", in_graph=False, score_threshold=0.0)
+        spec = TRAIN_FAMILIES[source.family].postprocess
         detector = ModelDetector(source.module, names, preprocess, spec)
         expected = average_precision(detector, scored, "torch")
         print(
@@ -97,7 +97,8 @@ def main() -> int:
                     options.bundle,
                     name,
                     precision=artefact.precision,
-                    score_threshold=0.0,
+                    score_threshold=TRAIN_FAMILIES[source.family].postprocess.score_threshold,
+                    evaluation=True,
                     num_threads=options.threads,
                 ) as runtime:
                     ap = average_precision(runtime.detect_batch, scored, f"{name} {artefact.precision}")

@@ -180,6 +180,8 @@ class Train:
             recipe = recipe.scaled(self.epochs)
         augment = dataclasses.replace(recipe.augment, **self._given(AugmentConfig))
         changes = {"augment": augment, **self._given(Recipe, "epochs")}
+        if self.multi_scale_repeat and not recipe.multi_scale_until:
+            changes["multi_scale_until"] = recipe.epochs - recipe.no_aug_epochs
         shared = {field.name for field in dataclasses.fields(TrainConfig)} & {f.name for f in dataclasses.fields(Train)}
         options = {name: getattr(self, name) for name in shared - {"recipe", "variant"}}
         return TrainConfig(recipe=dataclasses.replace(recipe, **changes), variant=variant, **options)

@@ -127,8 +127,8 @@ class Engine:
         if not math.isfinite(losses.total):
             terms = ", ".join(f"{name} {value:.4g}" for name, value in losses.terms.items())
             raise TrainingError(
-                f"The loss is {losses.total} at epoch {progress.epoch}, batch {progress.batch} ({terms}). The "
-                f"checkpoint {self._folder.last} is from before; train again with a lower learning rate or clip norm."
+                f"The loss is {losses.total} at epoch {progress.epoch}, batch {progress.batch} ({terms}). "
+                f"{self._before()}Train again with a lower learning rate or clip norm."
             )
         progress.batch += 1
         progress.step += 1
@@ -153,6 +153,10 @@ class Engine:
                 losses=losses,
             )
             parts.listener.on_step(report)
+
+    def _before(self) -> str:
+        last = self._folder.last
+        return f"The checkpoint {last} is from before. " if last.is_file() else ""
 
     def _stop(self, guard: InterruptGuard) -> bool:
         """Whether any process was asked to stop; all answer alike."""

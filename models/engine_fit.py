@@ -14,7 +14,7 @@ from carpus.models.data.progressive import ProgressiveAugmenter, size_at
 from carpus.models.data.store import ImageStore
 from carpus.models.engine_budget import epochs_within, measure_step
 from carpus.models.engine_events import TrainListener
-from carpus.models.engine_step import DetectionLoss
+from carpus.models.engine_step import DetectionLoss, random_sides
 from carpus.models.predict import ModelDetector
 from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
@@ -25,9 +25,15 @@ __all__ = ["fit_recipe", "training_sizes"]
 
 
 def training_sizes(recipe: Recipe, full: tuple[int, int], multiple: int) -> dict[float, tuple[int, int]]:
-    """(height, width) [px] that a recipe trains on, by factor on the full size, which is 1."""
+    """(height, width) [px] that a recipe trains on, by factor on the full size; of random sizes the least."""
     factors = [1.0, *(factor for _, factor in recipe.input_scales)]
-    return {factor: size_at(0, full, ((0, factor),), multiple) for factor in factors}
+    sizes = {factor: size_at(0, full, ((0, factor),), multiple) for factor in factors}
+    if recipe.multi_scale_repeat and recipe.multi_scale_until:
+        for factor, (height, width) in list(sizes.items()):
+            least = min([*random_sides(height, multiple)[0], height])
+            small = (least, max(round(width * least / height / multiple), 1) * multiple)
+            sizes.setdefault(factor * least / height, small)
+    return sizes
 
 
 def fit_recipe(

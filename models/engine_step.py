@@ -16,7 +16,7 @@ from carpus.models.ema import ModelEMA
 from carpus.models.recipe import Recipe
 from carpus.models.schedule import FlatCosine
 
-__all__ = ["DetectionLoss", "Extras", "StepLosses", "TrainStep", "resized"]
+__all__ = ["DetectionLoss", "Extras", "StepLosses", "TrainStep", "random_sides", "resized", "synchronised"]
 
 
 Extras = Callable[[Sequence[dict[str, Tensor]], torch.Generator], dict[str, Any]]
@@ -87,6 +87,24 @@ class DetectionLoss(nn.Module):
             return self.criterion(outputs, targets, epoch)
 
 
+def synchronised(module: nn.Module) -> None:
+    """Makes a module's batch normalisation count over all processes; norms that are frozen for good stay as they are."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            child.train()
+            if child.training:
+                setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
+        else:
+            synchronised(child)
+
+
+def random_sides(height: int, multiple: int = 32) -> tuple[list[int], list[int]]:
+    """The heights below and above a batch's own that `resized` draws from, both ascending [px]."""
+    smallest = max(int(height * 0.75 / multiple), 1) * multiple
+    smaller = list(range(smallest, height, multiple))
+    return smaller, [2 * height - side for side in reversed(smaller)]
+
+
 def resized(images: Tensor, repeat: int, rng: np.random.Generator, multiple: int = 32) -> Tensor:
     """A batch at a random size, by nearest neighbour, as published: 0.75 to 1.25 times its own in steps of 32 px.
 
@@ -100,10 +118,8 @@ def resized(images: Tensor, repeat: int, rng: np.random.Generator, multiple: int
         (B, C, h, w), h and w with about the aspect of H and W.
     """
     height, width = images.shape[2:]
-    smallest = max(int(height * 0.75 / multiple), 1) * multiple
-    steps = [smallest + multiple * i for i in range((height - smallest) // multiple)]
-    sizes = [*steps, *[height] * repeat, *(2 * height - step for step in reversed(steps))]
-    side = int(rng.choice(sizes))
+    smaller, larger = random_sides(height, multiple)
+    side = int(rng.choice([*smaller, *[height] * repeat, *larger]))
     if side == height:
         return images
     return F.interpolate(images, size=(side, max(round(width * side / height / multiple), 1) * multiple))
@@ -177,7 +193,10 @@ class TrainStep:
         self._generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
         if self._recipe.multi_scale_repeat and epoch < self._recipe.multi_scale_until:
             images = resized(images, self._recipe.multi_scale_repeat, np.random.default_rng(entropy), self._multiple)
-        losses: Mapping[str, Tensor] = self._module(images, targets, epoch, self._generator)
+        with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
+            # What networks draw themselves, such as dropped paths and noise on routers, depends on the step alone too.
+            torch.manual_seed(self._generator.initial_seed())
+            losses: Mapping[str, Tensor] = self._module(images, targets, epoch, self._generator)
         values = torch.stack(list(losses.values()))
         self._fabric.backward(values.sum())
         norm = torch.tensor(float("nan"))

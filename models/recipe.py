@@ -108,6 +108,8 @@ class Recipe:
         for name in ("layer_decay", "component_decay"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise DataError(f"Recipe.{name} must be above 0 and at most 1, got {getattr(self, name)}.")
+        if not 0.0 < self.momentum < 1.0:
+            raise DataError(f"Recipe.momentum must be between 0 and 1, got {self.momentum}.")
         if self.query_groups is not None and self.query_groups < 1:
             raise DataError(f"Recipe.query_groups must be at least 1, got {self.query_groups}.")
         starts = [start for start, _ in self.input_scales]

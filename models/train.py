@@ -6,6 +6,7 @@ threads give the same weights, interrupted or not.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
@@ -18,7 +19,6 @@ import cv2
 import lightning_fabric
 import torch
 from lightning_fabric.strategies import DDPStrategy, Strategy
-from torch import nn
 
 from carpus.models.build import build_criterion, build_model
 from carpus.models.data.batch_augment import BatchAugmenter
@@ -37,7 +37,7 @@ from carpus.models.engine_init import adapt_to, initialise
 from carpus.models.engine_interrupt import InterruptGuard
 from carpus.models.engine_optimizer import make_optimizer
 from carpus.models.engine_parts import EngineParts, Progress
-from carpus.models.engine_step import DetectionLoss, TrainStep
+from carpus.models.engine_step import DetectionLoss, TrainStep, synchronised
 from carpus.models.recipe import Recipe
 from carpus.models.train_config import TrainConfig
 from carpus.models.train_families import TRAIN_FAMILIES
@@ -100,11 +100,18 @@ def train(
     listener = listener if listener is not None else LogListener()
     data, val = _datasets(config)
     out = Path(config.out)
+    new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     fingerprint = hashlib.sha256(data.annotations.read_bytes()).hexdigest()
     resumed = _resume_state(config, data, fingerprint)
     with guard if guard is not None else InterruptGuard() as active:
-        engine = _assemble(config, fabric, data, val, fingerprint, resumed, listener, clock)
+        try:
+            engine = _assemble(config, fabric, data, val, fingerprint, resumed, listener, clock)
+        except DataError:
+            if new:
+                with contextlib.suppress(OSError):  # another process was first, or something is in it
+                    out.rmdir()
+            raise
         try:
             finished = engine.run(active)
         finally:
@@ -221,7 +228,7 @@ def _assemble(
         recipe = fit_recipe(config, fabric, loss, store, plan, val, preprocess, listener, clock)
     family.apply(model, criterion, recipe)
     if fabric.world_size > 1 and fabric.device.type == "cuda" and not config.freeze_norm:
-        loss = nn.SyncBatchNorm.convert_sync_batchnorm(loss)
+        synchronised(loss)
     optimizer = make_optimizer(model, family.parameter_groups(model, recipe), recipe)
     module, fabric_optimizer = fabric.setup(loss, optimizer)
     ema = ModelEMA(model, decay=recipe.ema_decay, warmups=recipe.ema_warmups)

@@ -46,6 +46,7 @@ class TrainFamily:
         extras: (network, recipe) -> what the network takes in training beside the images, or None.
         positions: (network, (height, width)) -> places that queries are chosen from; None where all are outputs.
         multiple: network -> what the sides of its input must be multiples of [px].
+        least_side: shortest side of an input it can be trained on [px].
     """
 
     preprocess: Callable[[Any], Preprocess]
@@ -57,6 +58,7 @@ class TrainFamily:
     extras: Callable[[Any, Recipe], Extras | None] = lambda model, recipe: None
     positions: Callable[[Any, tuple[int, int]], int] | None = None
     multiple: Callable[[Any], int] = lambda model: 32
+    least_side: int = 32
 
     def check(self, family: str, recipe: Recipe) -> None:
         """Refuses a recipe that asks for what the family does not have.
@@ -80,7 +82,7 @@ class TrainFamily:
             raise DataError(f"Recipe.classification {recipe.classification!r} is not available for {family}; {known}.")
 
     def check_sizes(self, model: nn.Module, sizes: Mapping[float, tuple[int, int]]) -> None:
-        """Refuses inputs with fewer positions than queries.
+        """Refuses inputs that are too small, or have fewer positions than queries.
 
         Args:
             model: the network.
@@ -89,17 +91,23 @@ class TrainFamily:
         Raises:
             DataError: names the size and what to do.
         """
+        for height, width in sizes.values():
+            if min(height, width) < self.least_side:
+                raise DataError(
+                    f"Input of {height} x {width} px is too small to train {cast(Any, model.config).variant}: sides "
+                    f"must be at least {self.least_side} px, also by input_scales and random sizes; take a larger one."
+                )
         if self.positions is None:
             return
         config = cast(Any, model.config)
         for factor, (height, width) in sizes.items():
             positions = self.positions(model, (height, width))
             if positions < config.decoder.num_queries:
-                of = "" if factor == 1.0 else f" (the factor {factor:g} of input_scales)"
+                of = "" if factor == 1.0 else f" (the factor {factor:g} of input_scales or of a random size)"
                 raise DataError(
                     f"Input of {height} x {width} px{of} has {positions} positions for {config.decoder.num_queries} "
                     f"queries of {config.variant}; take a larger input size"
-                    f"{' or `--input-scales 0 1.0`' if of else ''}."
+                    f"{' or `--input-scales 0 1.0 --multi-scale-repeat 0`' if of else ''}."
                 )
 
 
@@ -195,7 +203,8 @@ TRAIN_FAMILIES: Mapping[str, TrainFamily] = MappingProxyType(
             multiple=_lw_detr_multiple,
         ),
         "mamba_yolo": _YOLO,
-        "yolo_master": _YOLO,
+        # An image that alone chooses an expert must have more than one position for the expert's norms.
+        "yolo_master": replace(_YOLO, least_side=64),
     }
 )
 """Families by name."""

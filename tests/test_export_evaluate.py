@@ -101,16 +101,6 @@ def test_no_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"No dataset at {tmp_path}" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_model_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[2:6]] == [["deimv2", name] for name in ("atto", "femto", "pico", "n")]
-    assert "508,983" in lines[2]
-    assert "494,159" in lines[2]
-    assert max(map(len, lines)) <= 110
-
-
 def test_model_table_of_unknown_family(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "yolo"]) == 2
     assert "unknown model family 'yolo'" in capsys.readouterr().err

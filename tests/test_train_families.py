@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import lightning_fabric
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from carpus.models.build import FAMILIES, build_criterion, build_model
 from carpus.models.data.augment import Augmenter
 from carpus.models.data.augment_config import AugmentConfig
+from carpus.models.ema import ModelEMA
+from carpus.models.engine_fit import training_sizes
 from carpus.models.engine_optimizer import make_optimizer
+from carpus.models.engine_step import DetectionLoss, TrainStep, synchronised
 from carpus.models.losses.terms import varifocal_loss
+from carpus.models.lw_detr.resnet import FrozenNorm
 from carpus.models.recipe import Recipe
 from carpus.models.recipe_table import RECIPES, get_recipe
 from carpus.models.train_families import TRAIN_FAMILIES
@@ -188,3 +194,45 @@ def test_inputs_must_have_as_many_positions_as_queries() -> None:
     with pytest.raises(DataError, match="Input of 128 x 128 px has 64 positions for 100 queries of tiny"):
         TRAIN_FAMILIES["lw_detr"].check_sizes(model, {1.0: (128, 128)})
     assert TRAIN_FAMILIES["lw_detr"].multiple(model) == 64
+    small = build_model("yolo_master", "v0_1-n", 3, (64, 64))
+    with pytest.raises(DataError, match="Input of 32 x 64 px is too small to train v0_1-n"):
+        TRAIN_FAMILIES["yolo_master"].check_sizes(small, {1.0: (64, 64), 0.6: (32, 64)})
+
+
+def test_random_sizes_count_among_the_sizes_of_a_training() -> None:
+    recipe = replace(get_recipe("official", "lw_detr", "tiny"), input_scales=())
+    assert set(training_sizes(recipe, (192, 192), 64).values()) == {(192, 192), (128, 128)}
+    assert set(training_sizes(replace(recipe, multi_scale_repeat=0), (192, 192), 64).values()) == {(192, 192)}
+
+
+def test_frozen_norms_are_not_synchronised() -> None:
+    module = nn.Sequential(nn.BatchNorm2d(4), FrozenNorm(4), nn.Sequential(nn.BatchNorm2d(2)))
+    synchronised(module)
+    assert [type(child) for child in (module[0], module[1], module[2][0])] == [
+        nn.SyncBatchNorm,
+        FrozenNorm,
+        nn.SyncBatchNorm,
+    ]
+
+
+def test_what_networks_draw_in_a_step_depends_on_the_step_alone() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return (self.weight - torch.rand(3)).square().sum()
+
+    def weights() -> torch.Tensor:
+        torch.rand(int(torch.randint(9, ())))  # whatever others draw
+        model = Noisy()
+        loss = DetectionLoss(model, lambda outputs, *_: {"loss_it": outputs})  # type: ignore[arg-type]
+        recipe = get_recipe("tabletop", "lw_detr", "tiny")
+        optimizer = torch.optim.SGD([{"params": [model.weight], "lr": 1.0, "initial_lr": 1.0}], lr=1.0)
+        fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
+        step = TrainStep(fabric, loss, optimizer, ModelEMA(model), recipe, recipe.schedule(10), seed=3)
+        step(torch.zeros(1, 3, 32, 32), [], 0, 400)
+        return model.weight.detach()
+
+    assert torch.equal(weights(), weights())

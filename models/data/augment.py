@@ -88,7 +88,9 @@ class Augmenter:
                 np.array([view.left + view.width, view.top + view.height] * 2),
             )
             keep = keep & large_enough(visible, config.min_box_size)
-            image, boxes = render(image, boxes[keep], view, self.size, colour, fine=not strong, fill=config.fill)
+            # Letterboxes of evaluation do not smooth either.
+            fine = not strong and not config.keep_aspect
+            image, boxes = render(image, boxes[keep], view, self.size, colour, fine=fine, fill=config.fill)
             labels = labels[keep]
         keep = large_enough(boxes, config.min_box_size)
         boxes, labels = boxes[keep], labels[keep]

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carpus.models.losses.config import LossWeights, MatcherConfig
 from carpus.models.losses.dense import dense_losses
 from carpus.models.losses.matcher import Assignment, match
+from carpus.models.losses.processes import mean_over_processes
 from carpus.models.losses.targets import PackedTargets, pack_targets
 from carpus.models.losses.terms import box_losses, matchability_aware_loss, take_pairs, varifocal_loss
 from carpus.runtime.errors import DataError
@@ -153,7 +154,8 @@ class LWDETRCriterion(nn.Module):
             raise DataError(f"{boxes.shape[2]} queries cannot be {groups} groups; give the model the same num_groups")
         packed = pack_targets(targets, config.num_classes, boxes.device)
         pairs = group_match(logits.detach(), boxes.detach(), packed, config.matcher, groups)
-        norm = _mean_over_processes(packed.total * groups, boxes.device)
+        objects = torch.tensor(float(packed.total * groups), device=boxes.device)
+        norm = float(mean_over_processes(objects).clamp(min=1.0))
 
         labels, target_boxes = packed.labels[pairs.target], packed.boxes[pairs.target]
         l1, giou, iou = box_losses(take_pairs(boxes.flatten(1, 2), pairs.query), target_boxes)
@@ -181,13 +183,3 @@ class LWDETRCriterion(nn.Module):
         if config.classification == "vfl":
             return varifocal_loss(logits, query, labels, iou)
         return iou_aware_loss(logits, query, labels, iou, config.alpha)
-
-
-def _mean_over_processes(count: int, device: torch.device) -> float:
-    """Mean of a count over the processes of ``torch.distributed`` where it runs, at least 1."""
-    value = float(count)
-    if distributed.is_available() and distributed.is_initialized():
-        total = torch.tensor([value], device=device)
-        distributed.all_reduce(total)
-        value = float(total) / distributed.get_world_size()
-    return max(value, 1.0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from carpus.models.losses.boxes import box_cxcywh_to_xyxy
+from carpus.models.losses.processes import mean_over_processes, num_processes
 from carpus.models.yolo.assigner import assign, complete_iou
 from carpus.models.yolo.head import STRIDES, anchor_points, flatten_levels
 from carpus.runtime.errors import DataError
@@ -130,6 +131,8 @@ class YOLOCriterion(nn.Module):
     ) -> dict[str, Tensor]:
         """Weighted losses; their sum is the loss, which is proportional to the batch size as published.
 
+        The batch is that of all processes of ``torch.distributed``, whose gradients are averaged.
+
         Args:
             outputs: {"raw": level maps of the head in training mode, optionally "aux_loss": scalar}.
             targets: per image ``labels`` (n,) int64 and ``boxes`` (n, 4) cxcywh in 0..1.
@@ -163,7 +166,7 @@ class YOLOCriterion(nn.Module):
             alpha=config.alpha,
             beta=config.beta,
         )
-        normaliser = assignment.scores.sum().clamp(min=1)
+        normaliser = mean_over_processes(assignment.scores.sum()).clamp(min=1)
         bce = F.binary_cross_entropy_with_logits(class_logits, assignment.scores, reduction="sum")
         terms = {"cls": bce / normaliser}
         hit = assignment.foreground
@@ -174,9 +177,10 @@ class YOLOCriterion(nn.Module):
             centre = points.expand(batch, -1, -1)[hit]
             distances = torch.cat([centre - goal[:, :2], goal[:, 2:] - centre], -1)
             terms["dfl"] = (distribution_focal_loss(box_logits[hit], distances) * weight).sum() / normaliser
-        losses = {f"loss_{name}": value * getattr(config, name) * batch for name, value in terms.items()}
+        images = batch * num_processes()
+        losses = {f"loss_{name}": value * getattr(config, name) * images for name, value in terms.items()}
         if "aux_loss" in outputs:
-            losses["loss_moe"] = outputs["aux_loss"] * config.moe * batch
+            losses["loss_moe"] = outputs["aux_loss"] * config.moe * images
         return losses
 
 
