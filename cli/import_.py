@@ -56,7 +56,8 @@ class Import:
         # Here, because they bring torch, which --help and a wrong option need not wait for.
         from carpus.models.figures import licence_of
         from carpus.models.published.folder import write_imported
-        from carpus.models.published.importer import NO_LICENCE, UnmatchedError, import_weights
+        from carpus.models.published.importer import UnmatchedError, import_weights
+        from carpus.models.published.reader import NO_LICENCE
 
         try:
             imported, report = import_weights(

@@ -29,6 +29,7 @@ from carpus.runtime.errors import DataError
 __all__ = ["Record", "Records", "module_state", "read_records"]
 
 _MOST_BYTES = 8 << 30
+_MOST_CHARACTERS = 1 << 23
 _STORAGES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -77,6 +78,7 @@ class Record(metaclass=_RecordType):
         self.attributes.update(state if isinstance(state, dict) else {"state": state})
 
     def __call__(self, *_: Any, **__: Any) -> Record:
+        self.calls[f"{self.path}()"] = None
         return self
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -101,7 +103,8 @@ class Records:
     Attributes:
         content: tensors, plain values, and a `Record` for everything else.
         classes: "module.name" of everything that the file names beside tensors and plain containers.
-        calls: those of them that reading the usual way would have called as functions.
+        calls: those of them that reading the usual way would have called as functions; with "()" behind the name when
+            what they return would have been called, and a colon between a module and a name that has dots.
     """
 
     content: Any
@@ -150,27 +153,47 @@ def module_state(module: Record) -> dict[str, Tensor]:
     if not isinstance(module.attributes.get("_modules"), dict):
         raise DataError(f"{module!r} is no pickled module: it has no submodules, parameters and buffers.")
     try:
-        return dict(_walk(module, ""))
+        return dict(_walk(module, "", _Budget()))
     except (RecursionError, AttributeError, TypeError) as error:
         raise DataError(f"{module!r} is damaged: its tree of submodules is none ({type(error).__name__}).") from error
 
 
-def _walk(module: Record, prefix: str) -> Iterator[tuple[str, Tensor]]:
+class _Budget:
+    """How many characters all names together may have: a module inside two others has the names of both."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_CHARACTERS
+
+    def spend(self, name: str) -> str:
+        self._left -= len(name) + 1
+        if self._left < 0:
+            raise DataError("The pickled module is damaged: its submodules stand in each other again and again.")
+        return name
+
+
+def _walk(module: Record, prefix: str, budget: _Budget) -> Iterator[tuple[str, Tensor]]:
     attributes = module.attributes
     skipped = attributes.get("_non_persistent_buffers_set") or ()
     for kind in ("_parameters", "_buffers"):
         for name, value in (attributes.get(kind) or {}).items():
             if isinstance(value, Tensor) and not (kind == "_buffers" and name in skipped):
-                yield prefix + name, value
+                yield budget.spend(prefix + name), value
     for name, child in (attributes.get("_modules") or {}).items():
         if isinstance(child, Record):
-            yield from _walk(child, f"{prefix}{name}.")
+            yield from _walk(child, budget.spend(f"{prefix}{name}."), budget)
 
 
 def _rebuild_tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
     if math.prod(size) > len(storage):
         raise pickle.UnpicklingError(f"a tensor of {tuple(size)} over {len(storage)} numbers")
-    return torch.as_strided(storage, tuple(size), tuple(stride), offset).clone()
+    return torch.as_strided(storage, tuple(size), tuple(stride), offset)
+
+
+def _device(kind: Any, index: Any = None) -> str:
+    """A device's name, of which nothing is made: texts of whatever else a file puts there may be endless."""
+    if not isinstance(kind, str) or not (index is None or isinstance(index, int)):
+        raise pickle.UnpicklingError(f"a device that is named by a {type(kind).__name__}")
+    return kind if index is None else f"{kind}:{index}"
 
 
 def _rebuild_parameter(data: Tensor, *_: Any) -> Tensor:
@@ -186,12 +209,10 @@ def _rebuild_with_type(rebuild: Callable[..., Any], kind: Any, arguments: tuple[
 _SAFE: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     # torch writes protocol 2, which names the built-in module as Python 2 did and bytes as encoded text.
-    ("__builtin__", "set"): set,
-    ("__builtin__", "frozenset"): frozenset,
-    ("__builtin__", "slice"): slice,
+    **{(module, made.__name__): made for module in ("__builtin__", "builtins") for made in (set, frozenset, slice)},
     ("_codecs", "encode"): lambda text, encoding: text.encode(encoding),
     ("torch", "Size"): tuple,
-    ("torch", "device"): str,
+    ("torch", "device"): _device,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
@@ -200,9 +221,15 @@ _SAFE: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-def _check_numbering(data: bytes) -> None:
-    """Refuse objects with higher numbers than a file of this length has: room for all below would be made for them."""
+def _check_operations(data: bytes) -> None:
+    """Refuse what no pickler of Python 3 writes, before anything of it is done.
+
+    An object with a higher number than a file of this length has: room for all below would be made for it. And the two
+    instructions by which Python 2 called classes, since they call functions as well.
+    """
     for operation, argument, _ in pickletools.genops(data):
+        if operation.name in ("INST", "OBJ"):
+            raise pickle.UnpicklingError(f"it would run code by the instruction {operation.name}")
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(data):
             raise pickle.UnpicklingError(f"object number {argument} in {len(data)} bytes")
 
@@ -210,7 +237,7 @@ def _check_numbering(data: bytes) -> None:
 class _Reader(pickle.Unpickler):
     def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
         data = archive.read(name)
-        _check_numbering(data)
+        _check_operations(data)
         super().__init__(io.BytesIO(data), encoding="utf-8")
         self._archive = archive
         self._folder = name.removesuffix("data.pkl")
@@ -227,7 +254,7 @@ class _Reader(pickle.Unpickler):
             return _STORAGES[name]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        path = f"{module}.{name}"
+        path = f"{module}:{name}" if "." in name else f"{module}.{name}"
         if path not in self.records:
             attributes = {"path": path, "calls": self.calls}
             self.records[path] = type(name.rpartition(".")[2], (Record,), attributes)
@@ -236,8 +263,10 @@ class _Reader(pickle.Unpickler):
     def persistent_load(self, identity: Any) -> Tensor:
         """A storage as a flat tensor."""
         kind, dtype, key, _, count = identity
-        if kind != "storage" or not isinstance(dtype, torch.dtype):
-            raise pickle.UnpicklingError(f"unknown storage {identity!r}")
+        if not (
+            isinstance(kind, str) and kind == "storage" and isinstance(key, str) and isinstance(dtype, torch.dtype)
+        ):
+            raise pickle.UnpicklingError("an unknown kind of storage")
         if key not in self._storages:
             data = self._archive.read(f"{self._folder}data/{key}")
             if len(data) % dtype.itemsize:

@@ -117,7 +117,7 @@ def compare(
             copied.append(name)
             if given.is_complex():
                 contradictions.append((name, "has complex values"))
-            elif not (target.is_meta or given.is_meta or torch.isfinite(given).all()):
+            elif not (target.is_meta or given.is_meta or torch.isfinite(_cast(given, target)).all()):
                 contradictions.append((name, "has values that are not finite"))
     contradictions += _differing_copies(sharing.values(), state, set(copied))
     left_over = []
@@ -172,6 +172,11 @@ def fill(
     if fit.renewed:
         logger.info("%s: another number of classes; %d entries start anew", source, len(fit.renewed))
     return fit
+
+
+def _cast(given: Tensor, target: Tensor) -> Tensor:
+    """Numbers as the network will hold them: those of 64 bits may be too large for it."""
+    return given.to(target.dtype) if target.is_floating_point() else given
 
 
 def listing(problems: Mapping[str, Sequence[str]], count: int = 4) -> str:

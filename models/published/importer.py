@@ -30,10 +30,7 @@ from carpus.models.torch_file import file_sha256
 from carpus.runtime.errors import DataError
 from carpus.runtime.names import lookup
 
-__all__ = ["NO_LICENCE", "UnmatchedError", "import_weights"]
-
-NO_LICENCE = "NOASSERTION"
-"""SPDX's word for a licence that nobody has stated."""
+__all__ = ["UnmatchedError", "import_weights"]
 
 
 class UnmatchedError(DataError):
@@ -117,9 +114,7 @@ def import_weights(
             f"{path} does not match {family} {variant}: {listing(fit.problems(), 2)}.{otherwise} Nothing was written.",
             report,
         )
-    stated = str(weights.facts.get("license", "")).split()  # "AGPL-3.0 License (https://...)"
-    licence = licence or (stated[0] if stated else NO_LICENCE)
-    return ImportedWeights(family, variant, part, size, categories, licence, source, state), report
+    return ImportedWeights(family, variant, part, size, categories, licence or weights.licence, source, state), report
 
 
 def _recognise(weights: PublishedWeights, family: str | None) -> tuple[str, str]:

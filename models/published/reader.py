@@ -16,7 +16,6 @@ Files of the name ``.safetensors`` hold weights alone.
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,10 +27,14 @@ import safetensors.torch
 from torch import Tensor
 
 from carpus.models.pickled_module import Record, module_state, read_records
+from carpus.models.published.calls import refuse_programs
 from carpus.models.torch_file import load_plain
 from carpus.runtime.errors import DataError
 
-__all__ = ["Choice", "PublishedWeights", "read_published"]
+__all__ = ["NO_LICENCE", "Choice", "PublishedWeights", "read_published"]
+
+NO_LICENCE = "NOASSERTION"
+"""SPDX's word for a licence that nobody has stated."""
 
 Choice = Literal["ema", "model"]
 """Of two sets of weights in a file: the averaged ones, or those that are trained."""
@@ -48,10 +51,6 @@ _WRAPPERS = (("module.", "module."), ("_orig_mod.", "_orig_mod."), ("model.model
 """(Start of all names, what is taken away): data-parallel training, compiled modules, a module inside a wrapper."""
 
 _FACTS = ("format", "epoch", "last_epoch", "date", "version", "license")
-_MODULES_OF_VALUES = {"argparse", "array", "builtins", "__builtin__", "collections", "copyreg", "_codecs", "datetime"}
-_MODULES_OF_VALUES |= {"decimal", "enum", "fractions", "functools", "pathlib", "re", "types", "uuid"}
-_BUILT_IN_VALUES = {"bytearray", "bytes", "complex", "dict", "frozenset", "getattr", "list", "object", "range", "set"}
-_BUILT_IN_VALUES |= {"slice", "tuple", "type"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,12 @@ class PublishedWeights:
     not_made: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def licence(self) -> str:
+        """The licence that the file states, which such files give as "AGPL-3.0 License (https://...)"."""
+        stated = str(self.facts.get("license", "")).split()
+        return stated[0] if stated else NO_LICENCE
+
 
 def read_published(path: Path, choice: Choice | None = None) -> PublishedWeights:
     """The weights in a published file.
@@ -101,7 +106,7 @@ def read_published(path: Path, choice: Choice | None = None) -> PublishedWeights
         return PublishedWeights(path, state, "safetensors", "model", prefix=prefix)
     if zipfile.is_zipfile(path):
         records = read_records(path)
-        _refuse_programs(path, records.calls)
+        refuse_programs(path, records.calls)
         content, classes = records.content, records.classes
     else:
         content, classes = load_plain(path), ()
@@ -151,7 +156,11 @@ def _dig(content: Any) -> list[tuple[tuple[str, ...], Any]]:
 def _is_weights(value: Any) -> bool:
     if isinstance(value, Record):
         return isinstance(value.attributes.get("_modules"), dict)
-    return isinstance(value, dict) and bool(value) and all(isinstance(item, Tensor) for item in value.values())
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(name, str) and isinstance(item, Tensor) for name, item in value.items())
+    )
 
 
 def _plain_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
@@ -163,28 +172,6 @@ def _plain_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
             return state, removed
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
         removed += prefix
-
-
-def _refuse_programs(path: Path, calls: tuple[str, ...]) -> None:
-    """Refuse a file whose reading would call functions of Python's own library that make no values.
-
-    They are not called here in any case; but a file that asks for them is no file of weights.
-    """
-    wrong = []
-    for call in calls:
-        module, _, name = call.rpartition(".")
-        top = module.split(".")[0]
-        if top in ("builtins", "__builtin__"):
-            if name not in _BUILT_IN_VALUES:
-                wrong.append(call)
-        elif top in sys.stdlib_module_names and top not in _MODULES_OF_VALUES:
-            wrong.append(call)
-    if wrong:
-        raise DataError(
-            f"Checkpoint {path} would run code when it is read the usual way: it calls {', '.join(wrong)}. Nothing "
-            "of it was run. Do not open it with torch.load; get the weights (a state_dict, or .safetensors) from their "
-            "authors."
-        )
 
 
 def _nothing_found(path: Path, content: Any, found: tuple[tuple[str, ...], ...], choice: Choice | None) -> str:
@@ -202,10 +189,12 @@ def _nothing_found(path: Path, content: Any, found: tuple[tuple[str, ...], ...],
         )
     mixed = [
         f"{name!r} under {_name(place)} is a {type(item).__name__}"
+        if isinstance(name, str)
+        else f"a name under {_name(place)} is a {type(name).__name__}"
         for place, value in _dig(content)
         if isinstance(value, dict) and any(isinstance(item, Tensor) for item in value.values())
         for name, item in value.items()
-        if not isinstance(item, Tensor)
+        if not (isinstance(name, str) and isinstance(item, Tensor))
     ]
     return (
         f"Checkpoint {path} holds no weights; expected tensors by name under 'ema.module', 'ema_model', 'model' or "
