@@ -41,7 +41,8 @@ class Export:
     description: str = ""
     """One paragraph for people."""
     licence: str | None = None
-    """SPDX expression of the weights' licence; by default that of imported weights, and Apache-2.0 for others."""
+    """SPDX expression of the weights' licence; by default what imported or published weights state, Apache-2.0 for
+    a training from random weights, else NOASSERTION."""
     zip: bool = False
     """Write one .zip file instead of a folder."""
     images: Path | None = None
@@ -70,6 +71,7 @@ class Export:
         from carpus.export.images import folder_images, procedural_images
         from carpus.export.pipeline import export_bundle
         from carpus.export.source import load_source
+        from carpus.models.published.reader import NO_LICENCE
 
         source = load_source(
             self.checkpoint,
@@ -80,6 +82,11 @@ class Export:
             licence=self.licence,
             description=self.description,
         )
+        if source.licence == NO_LICENCE:
+            sys.stderr.write(
+                f"carpus export: {self.checkpoint} does not say under which licence its weights stand, so the bundle "
+                f"says {NO_LICENCE}; name it with --licence.\n"
+            )
         if self.images is None:
             images = procedural_images(min(self.num_images, 8))
         else:

@@ -12,12 +12,17 @@ from carpus.export.families import get_family
 from carpus.export.pipeline import ExportSource
 from carpus.models.build import build_model, find_family
 from carpus.models.data.coco import CategoryMap
-from carpus.models.engine_checkpoint import TrainedWeights, is_training_checkpoint, load_trained_weights
+from carpus.models.engine_checkpoint import (
+    TrainedWeights,
+    is_training_checkpoint,
+    load_checkpoint,
+    load_trained_weights,
+)
 from carpus.models.published.classes import name_classes
 from carpus.models.published.fit import UnfitError, fill
 from carpus.models.published.folder import ImportedWeights, find_config, read_imported
 from carpus.models.published.identify import fits_instead, suggestion
-from carpus.models.published.reader import read_published
+from carpus.models.published.reader import NO_LICENCE, PublishedWeights, read_published
 from carpus.models.torch_file import file_sha256
 from carpus.runtime.errors import DataError
 from carpus.runtime.spec import ClassInfo
@@ -47,7 +52,8 @@ def load_source(
         variant: member of the family.
         classes: class names and data-set ids in the order of the class logits.
         name: short name for people; None takes the family and variant.
-        licence: SPDX expression of the weights; None takes that of imported weights, and Apache-2.0 for others.
+        licence: SPDX expression of the weights; None takes what imported weights or the published file state, and
+            Apache-2.0 for a training that is known to have started from random weights, else ``NOASSERTION``.
         description: one paragraph for people.
 
     Raises:
@@ -62,12 +68,13 @@ def load_source(
         )
     if imported is not None:
         weights = read_imported(checkpoint)
-        licence, checkpoint = licence or weights.licence, imported.with_name(weights.file)
+        stated, checkpoint = weights.licence, imported.with_name(weights.file)
         source = _from_imported(checkpoint, weights, family, variant, classes)
     elif is_training_checkpoint(checkpoint):
-        source = _from_training(checkpoint, family, variant, classes)
+        source, stated = _from_training(checkpoint, family, variant, classes), _training_licence(checkpoint)
     else:
-        source = _from_published(checkpoint, family, variant, classes)
+        published = read_published(checkpoint)
+        source, stated = _from_published(published, family, variant, classes), published.licence
     module, family, variant, input_size, categories, recipe = source
     return ExportSource(
         module=module.eval(),
@@ -76,7 +83,7 @@ def load_source(
         input_size=input_size,
         classes=tuple(map(ClassInfo, categories.names, categories.dataset_ids)),
         name=name or f"{family}-{variant}",
-        licence=licence or "Apache-2.0",
+        licence=licence or stated,
         description=description,
         checkpoint_sha256=file_sha256(checkpoint),
         recipe=tuple(recipe.items()),
@@ -98,6 +105,13 @@ def _from_training(path: Path, family: str | None, variant: str | None, classes:
         **{f"metrics.{key}": json.dumps(value) for key, value in trained.metrics.items() if _is_plain(value)},
     }
     return module, trained.family, trained.variant, trained.input_size, classes or trained.categories, recipe
+
+
+def _training_licence(path: Path) -> str:
+    """This project's for what began with random numbers; nobody but the user knows that of other beginnings."""
+    content = load_checkpoint(path)
+    started = content if "init" in content else content.get("identity", {})
+    return "Apache-2.0" if started.get("init", "") is None else NO_LICENCE
 
 
 def _from_imported(
@@ -133,8 +147,10 @@ def _check_stated(
         )
 
 
-def _from_published(path: Path, family: str | None, variant: str | None, classes: CategoryMap | None) -> _Loaded:
-    weights = read_published(path)
+def _from_published(
+    weights: PublishedWeights, family: str | None, variant: str | None, classes: CategoryMap | None
+) -> _Loaded:
+    path = weights.path
     if family is None or variant is None:
         raise DataError(
             f"Checkpoint {path} is not a Carpus training checkpoint, so it does not say what it is; give --family and "

@@ -119,6 +119,7 @@ class RunFolder:
             "classes": {"names": list(parts.categories.names), "dataset_ids": list(parts.categories.dataset_ids)},
             "recipe": parts.recipe.as_dict(),
             "seed": parts.config.seed,
+            "init": None if parts.config.init is None else str(parts.config.init),
             "data": parts.fingerprint,
             "progress": {"epoch": progress.epoch, "batch": progress.batch, "step": progress.step},
             "metrics": dict(progress.best),

@@ -70,14 +70,20 @@ def write_imported(weights: ImportedWeights, report: Mapping[str, Any], out: Pat
         DataError: something else is there.
     """
     alone = out.suffix == ".safetensors"
+    stem = f"{out.stem}." if alone else ""
+    names = [out.name if alone else "model.safetensors", f"{stem}config.json", f"{stem}report.json"]
     if not alone and out.exists() and not (out.is_dir() and (find_config(out) or not any(out.iterdir()))):
         raise DataError(f"{out} exists and is no import of weights; name another place with --out.")
     if alone and out.is_dir():
         raise DataError(f"{out} is a directory; name a file with --out, or a folder that does not end in .safetensors.")
     folder = out.parent if alone else out
+    there = [name for name in names if (folder / name).exists()]
+    if alone and there and find_config(out) != folder / names[1]:
+        raise DataError(
+            f"{folder / there[0]} exists and belongs to no import of weights of that name; name another file with "
+            "--out."
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{out.stem}." if alone else ""
-    names = [out.name if alone else "model.safetensors", f"{stem}config.json", f"{stem}report.json"]
     # The same memory under two names is not for safetensors: names of one tensor each get their own.
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in weights.state_dict.items()}
     with tempfile.TemporaryDirectory(prefix=".import-", dir=folder) as scratch:
@@ -99,9 +105,16 @@ def write_imported(weights: ImportedWeights, report: Mapping[str, Any], out: Pat
         }
         write_json(files[1], config)
         write_json(files[2], report)
+        files[0].chmod(0o666 & ~_umask())  # safetensors makes its file for the user alone
         for file in (files[0], files[2], files[1]):
             os.replace(file, folder / file.name)
     return [folder / name for name in names]
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def find_config(path: Path) -> Path | None:
@@ -116,7 +129,9 @@ def find_config(path: Path) -> Path | None:
         return None
     for candidate in candidates:
         config = _config(candidate)
-        if config is not None and (path.suffix != ".safetensors" or config.get("weights", {}).get("file") == path.name):
+        weights = None if config is None else config.get("weights")
+        named = weights.get("file") if isinstance(weights, dict) else None
+        if config is not None and (path.suffix != ".safetensors" or named == path.name):
             return candidate
     return None
 
