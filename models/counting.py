@@ -217,7 +217,7 @@ class _Unfilled(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name.endswith("_") and not name.endswith("__") and (args or "tensor" in kwargs):
+        if name.endswith("_") and name != "requires_grad_" and not name.endswith("__") and (args or "tensor" in kwargs):
             return args[0] if args else kwargs["tensor"]
         if func is torch.arange and "device" not in kwargs:
             return _arange(*args, **kwargs)

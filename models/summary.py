@@ -12,7 +12,8 @@ from torch import nn
 from carpus.models.build import FAMILIES, build_model, find_family
 from carpus.models.counting import Count, count, shapes_only
 from carpus.models.deimv2.deploy import deploy as deploy_deimv2
-from carpus.models.figures import FAMILY_FACTS, NOTES, PUBLISHED, Published, licence_of
+from carpus.models.figures import FAMILY_FACTS, PUBLISHED, Published, licence_of
+from carpus.models.lw_detr.config import STRIDES
 from carpus.models.lw_detr.deploy import deploy as deploy_lw_detr
 from carpus.models.yolo.blocks import fuse_convs
 from carpus.runtime.names import lookup
@@ -146,7 +147,7 @@ def _alike_lw_detr(model: Any, counted: Count) -> float:
     """Softmax and norms cost five operations a number; transposed convolutions twice; the box head is everywhere."""
     config = model.config
     dim, (height, width) = config.decoder.hidden_dim, config.input_size
-    positions = sum((height // s) * (width // s) for s in ({"P3": 8, "P4": 16, "P5": 32}[k] for k in config.levels))
+    positions = sum((height // s) * (width // s) for s in (STRIDES[level] for level in config.levels))
     head = 2 * (positions - config.decoder.num_queries) * (2 * dim**2 + 4 * dim) / 1e9
     # the authors count a multiply-accumulate once, beside operations of other kinds
     return counted.gflops + counted.transposed + head + 2 * 5 * (counted.softmax + counted.norms)
@@ -222,8 +223,3 @@ def _classes(family: str) -> int:
 
 def _digits(figure: float) -> int:
     return len(repr(figure).partition(".")[2])
-
-
-def notes_of(rows: list[ModelRow]) -> dict[str, str]:
-    """The notes that some rows need, by key, in the order of the rows."""
-    return {key: NOTES[key] for row in rows for key in row.notes}

@@ -17,7 +17,7 @@ from carpus.models.engine_optimizer import ParameterGroup
 from carpus.models.engine_step import Extras
 from carpus.models.losses.criterion import DEIMCriterion
 from carpus.models.lw_detr import optimizer as lw_detr_optimizer
-from carpus.models.lw_detr.config import OptimizerConfig
+from carpus.models.lw_detr.config import STRIDES, OptimizerConfig
 from carpus.models.lw_detr.criterion import LWDETRCriterion
 from carpus.models.lw_detr.model import LWDETR
 from carpus.models.lw_detr.preprocess import lw_detr_preprocess
@@ -158,11 +158,8 @@ def _apply_lw_detr(model: LWDETR, criterion: LWDETRCriterion, recipe: Recipe) ->
     criterion.config = replace(criterion.config, num_groups=groups, classification=recipe.classification or "ia_bce")
 
 
-_STRIDES = {"P3": 8, "P4": 16, "P5": 32}
-
-
 def _lw_detr_positions(model: LWDETR, size: tuple[int, int]) -> int:
-    return sum((size[0] // _STRIDES[level]) * (size[1] // _STRIDES[level]) for level in model.config.levels)
+    return sum((size[0] // STRIDES[level]) * (size[1] // STRIDES[level]) for level in model.config.levels)
 
 
 def _lw_detr_multiple(model: LWDETR) -> int:

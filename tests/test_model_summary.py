@@ -58,11 +58,12 @@ def _backbone_products(variant: str) -> int:
     [
         (("lw_detr", "tiny"), 12_052_002, 9_072_366),
         (("lw_detr", "xlarge"), 118_033_378, 110_866_222),
-        (("mamba_yolo", "T"), 6_131_704, None),
-        (("mamba_yolo", "L"), 57_631_024, None),
-        (("mamba_yolo", "paper-B"), 20_882_468, None),
-        (("yolo_master", "esmoe-n"), 2_694_364, None),
-        (("yolo_master", "v0_1-x"), 131_160_728, None),
+        (("lw_detr", "resnet50"), 34_087_746, 30_546_638),
+        (("mamba_yolo", "T"), 6_131_688, None),
+        (("mamba_yolo", "L"), 57_631_008, None),
+        (("mamba_yolo", "paper-B"), 20_882_452, None),
+        (("yolo_master", "esmoe-n"), 2_694_348, None),
+        (("yolo_master", "v0_1-x"), 131_160_712, None),
     ],
 )
 def test_parameters(

@@ -14,9 +14,20 @@ from typing import Literal
 from carpus.models.detector_config import DetectorConfig, find_config
 from carpus.runtime.errors import DataError
 
-__all__ = ["VARIANTS", "DecoderConfig", "LWDETRConfig", "OptimizerConfig", "ResNetConfig", "ViTConfig", "get_config"]
+__all__ = [
+    "STRIDES",
+    "VARIANTS",
+    "DecoderConfig",
+    "LWDETRConfig",
+    "OptimizerConfig",
+    "ResNetConfig",
+    "ViTConfig",
+    "get_config",
+]
 
 Level = Literal["P3", "P4", "P5"]
+STRIDES: Mapping[Level, int] = MappingProxyType({"P3": 8, "P4": 16, "P5": 32})
+"""Side of a level's cell [px]."""
 
 
 @dataclass(frozen=True)
