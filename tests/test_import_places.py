@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from carpus.cli.main import main
 from carpus.export.source import load_source
 from carpus.models.build import build_model
 from carpus.models.data.coco import CategoryMap
@@ -81,6 +82,16 @@ def test_published_files_keep_the_licence_that_they_state(stated: str | None, li
     torch.save(content if stated is None else {**content, "license": stated}, tmp_path / "w.pth")
     assert load_source(tmp_path / "w.pth", family="deimv2", variant="atto").licence == licence
     assert load_source(tmp_path / "w.pth", family="deimv2", variant="atto", licence="MIT").licence == "MIT"
+
+
+def test_the_command_says_when_no_licence_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"model": build_model("deimv2", "atto", 80).state_dict()}, tmp_path / "w.pth")
+    command = ["export", str(tmp_path / "w.pth"), "--family", "deimv2", "--variant", "atto"]
+    command += ["--out", str(tmp_path / "out.carpus"), "--images", str(tmp_path / "none")]
+    assert main(command) == 2
+    assert "so the bundle says NOASSERTION; name it with --licence." in capsys.readouterr().err
+    assert main([*command, "--licence", "MIT"]) == 2
+    assert "licence" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

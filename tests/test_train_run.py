@@ -233,11 +233,16 @@ def test_fine_tuning_starts_from_the_averaged_weights(
     still = replace(RECIPE, epochs=1, lr=0.0, ema_decay=0.0)
     config = configuration(root, tmp_path, recipe=still, init=whole[0].best_checkpoint, freeze_norm=True)
     _, listener = run(config)
-    assert any(m.endswith("(deimv2-atto, epoch 4, 3 of 3 classes known to it)") for m in listener.messages)
+    assert any(
+        m.endswith("(deimv2-atto, epoch 4, 3 of 3 classes known to it, the rows of others start anew)")
+        for m in listener.messages
+    )
     given = load_trained_weights(whole[0].best_checkpoint).state_dict
     got = load_trained_weights(tmp_path / "best.pt").state_dict
     changed = [name for name in given if not torch.equal(given[name], got[name])]
     assert changed == []
+    assert load_checkpoint(whole[0].best_checkpoint)["init"] is None
+    assert load_checkpoint(tmp_path / "best.pt")["init"] == str(whole[0].best_checkpoint)
 
 
 def test_diverged_training_says_so_and_keeps_its_checkpoint(root: Path, tmp_path: Path) -> None:
