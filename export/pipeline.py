@@ -193,9 +193,8 @@ def export_bundle(
         )
     failed = [record for record in parity if not record.passed]
     if failed:
-        advice = (
-            "" if "fp32" in {record.precision for record in failed} else "; without the fp16 artefact (--precision fp32) all forms pass"
-        )
+        wide = any(record.precision == "fp32" for record in failed)
+        advice = "" if wide else "; without the fp16 artefact (--precision fp32) all forms pass"
         raise ParityError(f"{failure(failed[0])}; no bundle was written{advice}", parity)
     manifest = content.write(out, replace(draft, parity=parity))
     say(f"wrote {out}")
