@@ -160,4 +160,4 @@ def test_smallest_variants_pass_the_gate(family: str, variant: str) -> None:
     ]
     assert all(record["suppression_differs"] == 0 for record in row["records"])
     assert all(record["detections"] > 0 for record in row["records"])
-    assert row["score_apart"] > 0.01
+    assert row["score_apart"] > 5e-4  # several times what the gate lets pass

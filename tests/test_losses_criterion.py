@@ -366,8 +366,8 @@ def test_wrong_input_is_named(change: Any, message: str) -> None:
     ("make", "message"),
     [
         (lambda: get_criterion_config("huge"), "no loss settings for DEIMv2 variant 'huge'; known variants: atto"),
-        (lambda: CriterionConfig(losses=("focal",)), "must be one or more of mal, boxes, local"),
-        (lambda: CriterionConfig(losses=()), "must be one or more of mal, boxes, local"),
+        (lambda: CriterionConfig(losses=("focal",)), "must be one or more of mal, vfl, boxes, local"),
+        (lambda: CriterionConfig(losses=()), "must be one or more of mal, vfl, boxes, local"),
         (lambda: CriterionConfig(num_classes=0), "num_classes must be at least 1, got 0"),
         (lambda: CriterionConfig(reg_max=31), "reg_max must be even and at least 4, got 31"),
     ],
