@@ -88,7 +88,7 @@ class DetectionLoss(nn.Module):
 
 
 def synchronised(module: nn.Module) -> None:
-    """Makes a module's batch normalisation count over all processes; norms that are frozen for good stay as they are."""
+    """Makes a module's batch normalisation count over all processes, except norms that are frozen for good."""
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             child.train()

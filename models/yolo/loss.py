@@ -166,7 +166,8 @@ class YOLOCriterion(nn.Module):
             alpha=config.alpha,
             beta=config.beta,
         )
-        normaliser = mean_over_processes(assignment.scores.sum()).clamp(min=1)
+        processes = num_processes()
+        normaliser = mean_over_processes(assignment.scores.sum()).clamp(min=1 / processes)
         bce = F.binary_cross_entropy_with_logits(class_logits, assignment.scores, reduction="sum")
         terms = {"cls": bce / normaliser}
         hit = assignment.foreground
@@ -177,7 +178,7 @@ class YOLOCriterion(nn.Module):
             centre = points.expand(batch, -1, -1)[hit]
             distances = torch.cat([centre - goal[:, :2], goal[:, 2:] - centre], -1)
             terms["dfl"] = (distribution_focal_loss(box_logits[hit], distances) * weight).sum() / normaliser
-        images = batch * num_processes()
+        images = batch * processes
         losses = {f"loss_{name}": value * getattr(config, name) * images for name, value in terms.items()}
         if "aux_loss" in outputs:
             losses["loss_moe"] = outputs["aux_loss"] * config.moe * images
