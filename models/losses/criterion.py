@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from carpus.models.deimv2.denoising import Denoising
 from carpus.models.deimv2.distribution import distribution_table
@@ -15,6 +15,7 @@ from carpus.models.losses.boxes import paired_iou
 from carpus.models.losses.config import CriterionConfig
 from carpus.models.losses.dense import dense_losses
 from carpus.models.losses.matcher import Assignment, denoising_assignment, match, union_assignment
+from carpus.models.losses.processes import mean_over_processes
 from carpus.models.losses.targets import PackedTargets, pack_targets
 from carpus.models.losses.terms import (
     box_losses,
@@ -174,11 +175,9 @@ class DEIMCriterion(nn.Module):
 
     def _normalizers(self, num_boxes: int, num_pairs: int) -> tuple[float, float]:
         """Mean over processes, at least 1."""
-        if distributed.is_available() and distributed.is_initialized():
-            sums = torch.tensor([num_boxes, num_pairs], dtype=torch.float32, device=self.table.device)
-            distributed.all_reduce(sums)
-            num_boxes, num_pairs = (sums / distributed.get_world_size()).tolist()
-        return max(float(num_boxes), 1.0), max(float(num_pairs), 1.0)
+        counts = torch.tensor([num_boxes, num_pairs], dtype=torch.float32, device=self.table.device)
+        boxes, pairs = mean_over_processes(counts).clamp(min=1.0).tolist()
+        return boxes, pairs
 
     def _losses(
         self,

@@ -9,10 +9,11 @@ added and nothing changes at inference. Assignment after "TOOD: Task-aligned One
 from __future__ import annotations
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from carpus.models.losses.boxes import box_cxcywh_to_xyxy, iou_and_giou
 from carpus.models.losses.config import LossWeights
+from carpus.models.losses.processes import mean_over_processes
 from carpus.models.losses.targets import PackedTargets
 from carpus.models.losses.terms import box_losses, matchability_aware_loss
 
@@ -95,12 +96,8 @@ def dense_losses(
         "loss_mal_dense", "loss_bbox_dense" and "loss_giou_dense", scalars.
     """
     query, number, quality = task_aligned_assignment(logits, boxes, points, targets)
-    norm, count = quality.sum(), float(query.shape[0])
-    if distributed.is_available() and distributed.is_initialized():
-        sums = torch.stack([norm, norm.new_tensor(count)])
-        distributed.all_reduce(sums)
-        norm, count = sums[0] / distributed.get_world_size(), float(sums[1]) / distributed.get_world_size()
-    norm, count = norm.clamp(min=1.0), max(count, 1.0)
+    total = quality.sum()
+    norm, count = mean_over_processes(torch.stack([total, total.new_tensor(query.shape[0])])).clamp(min=1.0)
     labels = targets.labels[number]
     # Quality already plays the part of IoU^gamma.
     target = quality.pow(1.0 / gamma)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from carpus.models.losses.processes import mean_over_processes
 from carpus.models.yolo.blocks import batch_norm
 
 __all__ = [
@@ -145,10 +146,7 @@ def importance_usage_loss(
     """
     num_experts = logits.shape[1]
     probability = logits.softmax(1)
-    usage = F.one_hot(chosen, num_experts).to(probability.dtype).mean((0, 1))
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(usage)
-        usage = usage / distributed.get_world_size()
+    usage = mean_over_processes(F.one_hot(chosen, num_experts).to(probability.dtype).mean((0, 1)))
     loss = balance_weight * num_experts * (probability.mean(0) * usage).sum()
     loss = loss + z_weight * logits.logsumexp(1).square().mean()
     if entropy_weight:
